@@ -7,9 +7,30 @@ an exported head is compared.
 
 import hashlib
 import json
+import re
+from dataclasses import dataclass
 from datetime import UTC
 
 from store.records import AuditEntry
+
+
+@dataclass(frozen=True)
+class AuditHead:
+    """The number and the hash of the newest entry of an audit log, written as "17:9f86..."; "0:" for an empty log."""
+
+    seq: int = 0
+    hash: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.seq}:{self.hash}"
+
+
+def parse_head(text: str) -> AuditHead:
+    """Return the head that ``str`` has written; raises ``ValueError``."""
+    match = re.fullmatch(r"0:|([1-9][0-9]{0,18}):([0-9a-f]{64})", text.strip())
+    if match is None:
+        raise ValueError(f"{text!r} is not a head of an audit log, which is a number and a hash: 17:9f86...")
+    return AuditHead(int(match[1]), match[2]) if match[1] else AuditHead()
 
 
 def entry_hash(previous: str, entry: AuditEntry) -> str:

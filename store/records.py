@@ -422,6 +422,18 @@ class RouterKey:
 
 
 @dataclass(frozen=True)
+class ApiToken:
+    """A token of the control API, stored as its SHA-256 (hex); ``name`` is the person's, as in the audit log."""
+
+    name: str
+    role: str
+    hash: str
+    created_at: datetime
+    created_by: str
+    revoked_at: datetime | None = None
+
+
+@dataclass(frozen=True)
 class ListedEngine:
     """An engine that the routers of the store use in addition to those of their settings."""
 
@@ -443,7 +455,7 @@ class Event:
 
 @dataclass(frozen=True)
 class AuditEntry:
-    """An action of a person; ``role`` is "operator", "read-only" or "local" (the user of the socket)."""
+    """An action of the authenticated person ``who``; ``role`` is that of their token, or "local" for a Unix user."""
 
     at: datetime
     who: str

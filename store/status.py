@@ -17,6 +17,7 @@ from typing import Any
 
 from store.errors import StoreUnavailable
 from store.schema_version import HEAD, connect_options, version_error
+from store.text import signature
 from store.types import awaits_decision
 
 OK, PASSING_SCORE = 200, 0.5
@@ -41,12 +42,15 @@ SELECT r.conversation_id, r.model, r.status, r.requests, r.in_hour, c.why FROM (
 ) r LEFT JOIN conversations c ON c.id = r.conversation_id AND c.why <> '' AND c.at > '{day}'
 """
 UNSETTLED_SQL = "SELECT count(*) FROM exchanges WHERE settled_at IS NULL"
+# The cycle of an import has its number of trajectories in its configuration; imports are no production.
 # SQLite uses the partial index on trajectories without a cycle only if each target and outcome is counted separately.
 OUTCOMES_SQL = """
 SELECT o.outcome, (
     SELECT count(*) FROM trajectories t WHERE t.cycle_id IS NULL AND t.source = s.name AND t.outcome = o.outcome
 )
-FROM (SELECT target AS name FROM cycles UNION SELECT name FROM targets) s,
+FROM (
+    SELECT target AS name FROM cycles WHERE CAST(config AS TEXT) NOT LIKE '%"imported"%' UNION SELECT name FROM targets
+) s,
     (SELECT 'success' AS outcome UNION ALL SELECT 'failure' UNION ALL SELECT 'unknown') o
 """
 FEEDBACK_SQL = """
@@ -54,6 +58,7 @@ SELECT score, label FROM (SELECT score, label, at FROM feedback ORDER BY seq DES
 """
 MAX_CYCLES = 10
 LIVE = "live"
+ENDINGS = {"rolled_back": "rolled back", "superseded": "superseded"}
 VERSION_SQL = "SELECT version_num FROM alembic_version"
 CYCLES_SQL = f"""
 SELECT c.id, c.target, c.model, c.state, e.stage, e.state
@@ -62,7 +67,7 @@ LEFT JOIN stage_events e ON e.seq = (SELECT max(seq) FROM stage_events WHERE cyc
 ORDER BY c.created_at DESC, c.id DESC
 """
 ADAPTERS_SQL = """
-SELECT a.name, g.answer, d.decision, p.state, p.share
+SELECT a.name, g.answer, d.decision, p.state, p.share, a.quarantined_at, a.quarantine_reason
 FROM adapters a
 LEFT JOIN gate_results g ON g.seq = (SELECT max(seq) FROM gate_results WHERE adapter = a.name)
 LEFT JOIN approvals d ON d.seq = (SELECT max(seq) FROM approvals WHERE adapter = a.name)
@@ -85,6 +90,11 @@ WHERE c.state IN ('running', 'interrupted') AND a.state = 'blocked' AND a.seq = 
 )
 ORDER BY a.seq
 """
+RUNNING_SQL = """
+SELECT a.cycle_id, a.stage, a.capability, a.evidence, a.started_at, a.heartbeat_at
+FROM attempts a JOIN cycles c ON c.id = a.cycle_id
+WHERE c.state = 'running' AND a.state = 'running' ORDER BY a.seq
+"""
 COSTS_SQL = f"""
 SELECT r.cycle_id, r.stage, count(*), sum(r.prompt_tokens), sum(r.completion_tokens), sum(r.cost), sum(r.seconds),
     sum(CASE WHEN r.estimated THEN 1 ELSE 0 END)
@@ -93,7 +103,7 @@ JOIN model_replies r ON r.cycle_id = c.id
 GROUP BY r.cycle_id, r.stage, c.created_at ORDER BY c.created_at DESC, r.cycle_id DESC, r.stage
 """
 PATCHES_SQL = f"""
-SELECT p.id, p.cycle_id, p.capability, p.figures, d.action, d.who
+SELECT p.id, p.cycle_id, p.capability, p.figures, d.action, d.who, d.detail
 FROM (SELECT id, created_at FROM cycles ORDER BY created_at DESC, id DESC LIMIT {MAX_CYCLES}) c
 JOIN prompt_patches p ON p.cycle_id = c.id
 LEFT JOIN audit d ON d.seq = (
@@ -179,7 +189,8 @@ class PatchStatus:
 class AdapterStatus:
     """An adapter version, with its newest gate answer and decision ("none" without one).
 
-    ``conversations`` counts the test conversations that were routed to it.
+    ``conversations`` counts the test conversations that were routed to it. ``changed`` says which of its files are not
+    what was published, if it is in quarantine; ``live`` and ``trial`` are those of the promotion log all the same.
     """
 
     name: str
@@ -188,11 +199,13 @@ class AdapterStatus:
     live: bool
     conversations: int
     trial: str = ""  # "canary 25 %" or "shadow" while it is on trial
+    ended_by: str = ""  # "rolled back" or "superseded" if it took traffic before
+    changed: str = ""
 
     @property
     def traffic(self) -> str:
-        """How the version serves traffic: "live", the trial, or "no"."""
-        return "live" if self.live else self.trial or "no"
+        """How the version serves traffic: "quarantined", "live", the trial, why it no longer does, or "no"."""
+        return "quarantined" if self.changed else "live" if self.live else self.trial or self.ended_by or "no"
 
 
 @dataclass(frozen=True)
@@ -218,13 +231,30 @@ class BlockedStage:
 
 
 @dataclass(frozen=True)
+class RunningStage:
+    """A stage at work: its phase, how much of it is done (``total`` 0: unknown), and its times in seconds.
+
+    ``running_s`` is the time since its start, ``silent_s`` that since its last sign of life.
+    """
+
+    cycle: str
+    stage: str
+    capability: str
+    phase: str
+    done: int
+    total: int
+    running_s: float
+    silent_s: float
+
+
+@dataclass(frozen=True)
 class StoreStatus:
     """The newest cycles, all adapter versions and quarantined inputs, and what blocks cycles or awaits a decision.
 
-    ``held_up`` has the blocked stages of unfinished cycles. ``paused`` maps each paused target to who paused it,
-    ``asked_for`` maps a target to the cause of a pending request, ``cannot_begin`` to the reason why a due cycle cannot
-    start. ``fitting`` has the cycles with adapter versions, newest first. ``costs`` and ``patches`` are those of the
-    newest cycles.
+    ``held_up`` has the blocked stages of unfinished cycles, ``running`` the stages at work. ``paused`` maps each paused
+    target to who paused it, ``asked_for`` maps a target to the cause of a pending request, ``cannot_begin`` to the
+    reason why a due cycle cannot start. ``fitting`` has the cycles with adapter versions, newest first. ``costs`` and
+    ``patches`` are those of the newest cycles.
     """
 
     cycles: list[CycleStatus]
@@ -238,11 +268,12 @@ class StoreStatus:
     router: RouterStatus = field(default_factory=RouterStatus)
     costs: list[StageCostStatus] = field(default_factory=list)
     patches: list[PatchStatus] = field(default_factory=list)
+    running: list[RunningStage] = field(default_factory=list)
 
     @property
     def live(self) -> list[str]:
-        """The names of the live adapter versions, by capability."""
-        return [adapter.name for adapter in self.adapters if adapter.live]
+        """The names of the live adapter versions that are not in quarantine, by capability."""
+        return [adapter.name for adapter in self.adapters if adapter.live and not adapter.changed]
 
     @property
     def waiting(self) -> list[str]:
@@ -351,8 +382,20 @@ def _read(connection: Any, safe_url: str, now: datetime) -> StoreStatus:
     router = router_status(connection, now)
     costs = [StageCostStatus(*row) for row in connection.execute(COSTS_SQL).fetchall()]
     patches = _patches(connection.execute(PATCHES_SQL).fetchall())
+    running = [_running_stage(row, now) for row in connection.execute(RUNNING_SQL).fetchall()]
     return StoreStatus(
-        cycles, versions, quarantined, blocked, paused, requested, cannot_begin, fitting, router, costs, patches
+        cycles,
+        versions,
+        quarantined,
+        blocked,
+        paused,
+        requested,
+        cannot_begin,
+        fitting,
+        router,
+        costs,
+        patches,
+        running,
     )
 
 
@@ -363,7 +406,31 @@ def _cycle(row: Any) -> CycleStatus:
 def _adapter(row: Any, conversations: int) -> AdapterStatus:
     state, share = row[3], row[4]
     trial = "shadow" if state == "shadow" else f"canary {100 * share:g} %" if state == "canary" else ""
-    return AdapterStatus(row[0], row[1] or "none", row[2] or "none", state == LIVE, conversations, trial)
+    return AdapterStatus(
+        name=row[0],
+        gate=row[1] or "none",
+        decision=row[2] or "none",
+        live=state == LIVE,
+        conversations=conversations,
+        trial=trial,
+        ended_by=ENDINGS.get(state, ""),
+        changed=(row[6] or "its files changed") if row[5] else "",
+    )
+
+
+def _running_stage(row: Any, now: datetime) -> RunningStage:
+    progress = _parse_json(row[3]).get("progress") or {}
+    running_s, silent_s = ((now - _parse_time(time)).total_seconds() for time in row[4:6])
+    return RunningStage(
+        cycle=row[0],
+        stage=row[1],
+        capability=row[2],
+        phase=str(progress.get("phase", "")),
+        done=int(progress.get("done", 0)),
+        total=int(progress.get("total") or 0),
+        running_s=running_s,
+        silent_s=silent_s,
+    )
 
 
 def _blocked_stage(row: Any) -> BlockedStage:
@@ -372,11 +439,19 @@ def _blocked_stage(row: Any) -> BlockedStage:
 
 def _patches(rows: list[Any]) -> list[PatchStatus]:
     patches: dict[str, PatchStatus] = {}
-    for key, cycle, capability, figures, action, actor in rows:
+    for key, cycle, capability, figures, action, actor, detail in rows:
         summary = str(_parse_json(figures).get("enough", ""))
-        patch = PatchStatus(key, cycle, capability, summary, DECISION_OF_ACTION.get(action, "none"), actor or "")
+        on_behalf_of = str(_parse_json(detail or {}).get("on_behalf_of", ""))
+        who = signature(actor or "", on_behalf_of)
+        patch = PatchStatus(key, cycle, capability, summary, DECISION_OF_ACTION.get(action, "none"), who)
         patches.setdefault(capability, patch)
     return list(patches.values())
+
+
+def _parse_time(value: Any) -> datetime:
+    # SQLite returns a time as text in UTC, psycopg as a time.
+    time = datetime.fromisoformat(value) if isinstance(value, str) else value
+    return time.replace(tzinfo=UTC) if time.tzinfo is None else time.astimezone(UTC)
 
 
 def _parse_json(value: Any) -> Any:

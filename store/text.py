@@ -22,6 +22,11 @@ UNSAFE = re.compile(r"[^\x20-\x7e\u00a1-\u00ac\u00ae-\u02ff\u0370-\u0377\u038e-\
 INVISIBLE_LETTERS = {"\u115f", "\u1160", "\u3164", "\uffa0", "\u2800"}
 
 
+def signature(person: str, on_behalf_of: str = "") -> str:
+    """Return the name of an authenticated person and of whom they act for: "root, on behalf of ann"."""
+    return f"{person}, on behalf of {on_behalf_of}" if on_behalf_of else person
+
+
 def replace_surrogates(value: Any) -> Any:
     """Return a JSON value with U+FFFD in place of each lone surrogate in its keys and texts."""
     # JSON escapes from models and clients may contain lone surrogates, which UTF-8 cannot encode.

@@ -166,7 +166,7 @@ class ConnectedApp(App[None]):
     @property
     def read_only(self) -> bool:
         """Whether actions are hidden, because of a start-up option or of the role that the daemon gives this caller."""
-        return self.address.read_only or (self.status is not None and self.status.role == "read-only")
+        return self.address.read_only or (self.status is not None and self.status.role == "viewer")
 
     @property
     def titles(self) -> list[str]:

@@ -30,7 +30,7 @@ from sandbox.docker_engine import connect
 from sandbox.hashing import environment_hash
 from sandbox.policy import LABEL, LABEL_OWNER
 from store.database import read_session
-from store.records import CycleState, RunState
+from store.records import AdapterVersion, CycleState, RunState
 from store.repositories.attempts import AttemptState
 from store.service_tables import AttemptRow, AuditRow, EventRow, LeaseRow
 from store.tables import (
@@ -48,7 +48,7 @@ from store.tables import (
 )
 from traced.core.errors import PromotionError
 from traced.core.ownership import sandbox_owner
-from traced.registry.publication import verify
+from traced.registry.integrity import check_files
 
 STAGING = ("*.partial", ".staging-*", ".partial-backup-*", "*.tmp")
 OPEN = (CycleState.RUNNING.value, CycleState.INTERRUPTED.value)
@@ -174,7 +174,7 @@ def _adapters(session: Session) -> Iterator[Violation]:
     yield from _doubled("adapter of training", session.exec(select(AdapterRow.training_run_id)))
     for adapter in session.exec(select(AdapterRow)):
         try:
-            verify(Path(adapter.path))
+            check_files(AdapterVersion(**adapter.model_dump()))
         except PromotionError as error:
             yield Violation("half-written", f"adapter {adapter.name}: {error.message}")
 

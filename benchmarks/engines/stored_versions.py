@@ -47,7 +47,7 @@ def save_versions(store: Engine, paths: Mapping[tuple[str, int], Path]) -> None:
         )
         for (skill, number), path in paths.items():
             name = f"{skill}@v{number}"
-            files = {WEIGHTS: hashlib.sha256((path / WEIGHTS).read_bytes()).hexdigest()}
+            files = {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in path.iterdir()}
             version = AdapterVersion(name, skill, number, str(path.absolute()), files, "c1", "r1", HASH, START)
             adapters.save_adapter(session, version)
             gates.save_gate(session, GateResult(name, GateAnswer.PASS, [difference], 2), cycle_id="c1", at=START)

@@ -1,7 +1,7 @@
 """Adapter versions, the training runs that produced them, and the metrics of each training iteration.
 
-Invariants: an adapter version is immutable and named ``capability@vN``. The inputs of a training run never change; its
-state, end, error text and number of rollouts do.
+Invariants: an adapter version is immutable and named ``capability@vN``; only its quarantine begins and ends. The inputs
+of a training run never change; its state, end, error text and number of rollouts do.
 """
 
 import math
@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from datetime import datetime
 
+from sqlalchemy import update
 from sqlmodel import Session, col, func, select
 
 from store.errors import NotFound, StoreConflict
@@ -64,6 +65,33 @@ def list_adapters(
     if capability is not None:
         query = query.where(AdapterRow.capability == capability)
     return [AdapterVersion(**row.model_dump()) for row in session.exec(query)]
+
+
+def quarantined_adapters(session: Session) -> dict[str, str]:
+    """Return the adapter versions in quarantine, each with the reason, by name."""
+    query = select(AdapterRow.name, AdapterRow.quarantine_reason).where(col(AdapterRow.quarantined_at).is_not(None))
+    return dict(session.exec(query.order_by(col(AdapterRow.name))).all())
+
+
+def begin_quarantine(session: Session, name: str, reason: str, *, at: datetime) -> bool:
+    """Put an adapter version in quarantine; return False, and change nothing, if it is in quarantine already.
+
+    Raises:
+        NotFound: there is no such version.
+    """
+    get_adapter(session, name)
+    # One statement, so that of two processes that find the change only one reports it.
+    change = update(AdapterRow).where(col(AdapterRow.name) == name, col(AdapterRow.quarantined_at).is_(None))
+    result = session.connection().execute(change.values(quarantined_at=at, quarantine_reason=reason))
+    session.expire_all()
+    return result.rowcount == 1
+
+
+def end_quarantine(session: Session, name: str) -> None:
+    """End the quarantine of an adapter version."""
+    change = update(AdapterRow).where(col(AdapterRow.name) == name)
+    session.connection().execute(change.values(quarantined_at=None, quarantine_reason=""))
+    session.expire_all()
 
 
 def adapters_of_runs(session: Session, run_ids: Iterable[str]) -> dict[str, str]:

@@ -5,7 +5,7 @@ same source; the environment has one origin for each. Admissions are only added,
 """
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from datetime import datetime
 
@@ -17,6 +17,8 @@ from store.errors import NotFound, StoreConflict
 from store.records import AdmissionRecord, EnvironmentRecord, EnvironmentSummary
 from store.tables import AdapterRow, AdmissionRow, CheckRow, EnvironmentOriginRow, EnvironmentRow
 from store.types import AdmissionReport, Check
+
+SOURCES_BATCH = 100
 
 
 def save_environment(session: Session, environment: EnvironmentRecord) -> None:
@@ -45,6 +47,12 @@ def get_environment(session: Session, environment_hash: str, *, cycle_id: str | 
 def list_environments(session: Session, cycle_id: str) -> list[EnvironmentRecord]:
     """Return the environments of a cycle, once for each capability that produced them, oldest first."""
     return _environments(session, cycle_id=cycle_id)
+
+
+def environment_sources(session: Session) -> Iterator[tuple[str, str]]:
+    """Yield the hash and the source of every environment, by hash."""
+    query = select(EnvironmentRow.hash, EnvironmentRow.source_code).order_by(col(EnvironmentRow.hash))
+    yield from session.exec(query.execution_options(yield_per=SOURCES_BATCH))
 
 
 def list_origins(session: Session, environment_hash: str) -> list[EnvironmentRecord]:

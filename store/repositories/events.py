@@ -7,14 +7,14 @@ of the data directory prevents that).
 """
 
 from collections.abc import Collection, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from datetime import datetime, timedelta
 
 from sqlalchemy import Text, cast, delete
 from sqlalchemy import text as sql
 from sqlmodel import Session, col, func, or_, select
 
-from store.audit_chain import entry_hash
+from store.audit_chain import AuditHead, entry_hash
 from store.content import insert_new
 from store.errors import NotFound
 from store.records import AuditEntry, Event
@@ -26,7 +26,6 @@ from store.types import JsonObject
 ORDER_LOCK = 7_236_204
 # Id of the PostgreSQL advisory lock that orders the audit log.
 AUDIT_LOCK = 7_236_205
-AUDIT_BATCH = 1000
 
 
 @dataclass(frozen=True)
@@ -123,7 +122,7 @@ def save_audit(session: Session, entry: AuditEntry) -> None:
     # Entries are chained in the order of their ``seq``; SQLite has a single writer.
     if session.get_bind().dialect.name == "postgresql":
         session.execute(sql(f"SELECT pg_advisory_xact_lock({AUDIT_LOCK})"))
-    previous = audit_head(session)
+    previous = audit_head(session).hash
     values = replace_surrogates(asdict(entry))
     del values["seq"], values["hash"]
     row = AuditRow(**values)
@@ -135,20 +134,37 @@ def save_audit(session: Session, entry: AuditEntry) -> None:
     session.flush()
 
 
-def audit_head(session: Session) -> str:
-    """Return the hash of the newest audit entry, "" if there is none."""
-    return session.exec(select(AuditRow.hash).order_by(col(AuditRow.seq).desc()).limit(1)).first() or ""
+def audit_head(session: Session) -> AuditHead:
+    """Return the head of the audit log."""
+    row = session.exec(select(AuditRow.seq, AuditRow.hash).order_by(col(AuditRow.seq).desc()).limit(1)).first()
+    return AuditHead() if row is None else AuditHead(row[0] or 0, row[1])
 
 
-def check_audit(session: Session) -> AuditEntry | None:
-    """Return the oldest audit entry whose hash does not follow from it and the entry before, None if all do."""
+def check_audit(session: Session) -> int | None:
+    """Return the ``seq`` of the oldest audit entry whose hash does not follow from it and the entry before.
+
+    An entry that cannot be read is such an entry too. None if every entry follows.
+    """
     previous = ""
-    for row in session.exec(select(AuditRow).order_by(col(AuditRow.seq)).execution_options(yield_per=AUDIT_BATCH)):
-        entry = AuditEntry(**row.model_dump())
-        if entry.hash != entry_hash(previous, entry):
-            return entry
-        previous = row.hash
+    # Row by row: a value that cannot be decoded would otherwise fail a whole batch.
+    for seq in session.exec(select(AuditRow.seq).order_by(col(AuditRow.seq))).all():
+        try:
+            row = session.exec(select(AuditRow).where(AuditRow.seq == seq)).one()
+            # Not by ``model_dump``, which warns about a value of another type before it is compared.
+            entry = AuditEntry(**{field.name: getattr(row, field.name) for field in fields(AuditEntry)})
+            if entry.hash != entry_hash(previous, entry):
+                return seq
+        except (ValueError, TypeError):
+            return seq
+        previous = entry.hash
     return None
+
+
+def is_in_audit(session: Session, head: AuditHead) -> bool:
+    """Return whether ``head`` was the head of this audit log at some time; ``check_audit`` has to pass too."""
+    return (
+        head == AuditHead() or session.exec(select(AuditRow.hash).where(AuditRow.seq == head.seq)).first() == head.hash
+    )
 
 
 def list_audit(session: Session, *, limit: int = 100, subject: str | None = None) -> list[AuditEntry]:

@@ -1,7 +1,8 @@
 """Gate results, decisions of people, and the promotion log of adapter versions.
 
-Invariants: rows of all three are only added, and the newest one counts. Only an approved adapter version can go live or
-on trial (canary, shadow). At most one version of a capability is live, and at most one is on trial.
+Invariants: rows of all three are only added, and the newest one counts. Only an approved adapter version that is not in
+quarantine can go live or on trial (canary, shadow). At most one version of a capability is live, and at most one is on
+trial. A quarantine adds no row: ``serving_adapters`` has what answers in place of a live version in quarantine.
 
 ``go_live``, ``start_trial`` and ``undo`` are pure: from a ``PromotionLog`` they compute the entries of a change of
 traffic, which the caller appends while it holds the lock of the capability. Not covered: whether a gate has to pass
@@ -30,7 +31,7 @@ from store.records import (
     StageEvent,
     StageState,
 )
-from store.repositories.adapters import get_adapter
+from store.repositories.adapters import get_adapter, quarantined_adapters
 from store.repositories.cycles import save_stage_event
 from store.repositories.trajectories import in_cycle
 from store.tables import (
@@ -54,7 +55,7 @@ Change = Approval | Promotion | StageEvent  # a row that a decision adds
 
 @dataclass(frozen=True)
 class GatedAdapter:
-    """An adapter version with its newest gate answer and the newest decision on it."""
+    """An adapter version with its newest gate answer, the newest decision on it, and its newest promotion state."""
 
     name: str
     capability: str
@@ -63,6 +64,7 @@ class GatedAdapter:
     rounds: int
     at: datetime
     decision: Approval | None
+    promotion: PromotionState | None = None
 
     @property
     def awaits_decision(self) -> bool:
@@ -72,7 +74,10 @@ class GatedAdapter:
 
 @dataclass(frozen=True)
 class PromotionLog:
-    """The promotion log of a capability, oldest entry first; ``approved`` has the names of approved versions."""
+    """The promotion log of a capability, oldest entry first.
+
+    ``approved`` has the names of the approved versions that are not in quarantine.
+    """
 
     entries: Sequence[Promotion] = ()
     approved: Collection[str] = ()
@@ -350,6 +355,20 @@ def live_adapters(session: Session) -> list[Promotion]:
     return [entry.promotion for entry in newest_promotions(session) if entry.promotion.state is PromotionState.LIVE]
 
 
+def serving_adapters(session: Session) -> list[str]:
+    """Return the versions that answer the conversations of their capabilities, by capability.
+
+    These are the live versions; in place of one in quarantine, the version that its rollback would restore, if any.
+    """
+    quarantined = quarantined_adapters(session)
+    names = []
+    for entry in newest_promotions(session):
+        if entry.promotion.state is PromotionState.LIVE:
+            name = entry.promotion.adapter
+            names.append(rollback_target(session, entry) if name in quarantined else name)
+    return [name for name in names if name is not None]
+
+
 def trials(session: Session) -> list[PromotionEntry]:
     """Return the newest log entry of every adapter version on trial, by capability."""
     return [entry for entry in newest_promotions(session) if entry.promotion.state in ON_TRIAL]
@@ -409,21 +428,32 @@ def list_gated_adapters(session: Session, *, limit: int, name: str | None = None
     """Return adapter versions with a gate answer: those awaiting a decision first, then newest first."""
     newest_gate = select(func.max(GateRow.seq)).group_by(col(GateRow.adapter))
     newest_decision = select(func.max(ApprovalRow.seq)).group_by(col(ApprovalRow.adapter))
+    newest_promotion = select(func.max(PromotionRow.seq)).group_by(col(PromotionRow.adapter))
     gate_of = and_(col(GateRow.adapter) == col(AdapterRow.name), col(GateRow.seq).in_(newest_gate))
     decision_of = and_(col(ApprovalRow.adapter) == col(AdapterRow.name), col(ApprovalRow.seq).in_(newest_decision))
+    entry_of = and_(col(PromotionRow.adapter) == col(AdapterRow.name), col(PromotionRow.seq).in_(newest_promotion))
+    version = (col(AdapterRow.name), col(AdapterRow.capability), col(AdapterRow.cycle_id))
     query = (
-        columns(col(AdapterRow.name), col(AdapterRow.capability), col(AdapterRow.cycle_id), GateRow, ApprovalRow)
+        columns(*version, GateRow, ApprovalRow, col(PromotionRow.state))
         .join(GateRow, gate_of)
         .join(ApprovalRow, decision_of, isouter=True)
+        .join(PromotionRow, entry_of, isouter=True)
         .order_by(func.coalesce(col(ApprovalRow.at), col(GateRow.at)).desc(), col(AdapterRow.name))
     )
     if name is not None:
         query = query.where(col(AdapterRow.name) == name)
     adapters = [
         GatedAdapter(
-            key, capability, cycle, GateAnswer(gate.answer), gate.rounds, gate.at, _approval(row) if row else None
+            key,
+            capability,
+            cycle,
+            GateAnswer(gate.answer),
+            gate.rounds,
+            gate.at,
+            _approval(row) if row else None,
+            PromotionState(state) if state else None,
         )
-        for key, capability, cycle, gate, row in session.execute(query)
+        for key, capability, cycle, gate, row, state in session.execute(query)
     ]
     return sorted(adapters, key=lambda adapter: not adapter.awaits_decision)[:limit]
 
@@ -460,6 +490,7 @@ def _log(session: Session, capability: str) -> PromotionLog:
     query = query.where(AdapterRow.capability == capability).order_by(col(PromotionRow.seq))
     decisions = latest_decisions(session)
     approved = {name for name, decision in decisions.items() if decision is Decision.APPROVED}
+    approved -= quarantined_adapters(session).keys()
     return PromotionLog([_promotion(row) for row in session.exec(query)], approved)
 
 
@@ -467,6 +498,8 @@ def _approved_log(session: Session, adapter: str) -> PromotionLog:
     capability = get_adapter(session, adapter).capability
     _lock(session, capability)
     log = _log(session, capability)
+    if adapter in quarantined_adapters(session):
+        raise NotApproved(f"adapter {adapter!r} is in quarantine; see `traced verify`")
     if adapter not in log.approved:
         raise NotApproved(f"adapter {adapter!r} has no approval; run `traced approve {adapter}` first")
     return log

@@ -17,22 +17,23 @@ from store.types import JsonObject
 LIFETIME = timedelta(days=30)
 
 
-def begin_request(session: Session, key: str, digest: str, *, at: datetime) -> JsonObject | None:
+def begin_request(session: Session, key: str, digest: str | None, *, at: datetime) -> JsonObject | None:
     """Reserve a key until the end of the transaction; return the response if the request was carried out before.
 
     Args:
         session: the transaction of the request's changes.
         key: the idempotency key, chosen by the client.
-        digest: SHA-256 (hex) of the caller and of what is requested.
+        digest: SHA-256 (hex) of the caller and of what is requested; None for a command that carries out what it has
+            requested from a service that did not answer.
         at: the current time.
 
     Raises:
         StoreConflict: the key was used for another request.
     """
     session.execute(delete(RequestRow).where(col(RequestRow.at) < at - LIFETIME))
-    insert_new(session, RequestRow, [{"key": key, "digest": digest, "at": at, "response": {}}])
+    insert_new(session, RequestRow, [{"key": key, "digest": digest or "", "at": at, "response": {}}])
     row = session.get_one(RequestRow, key)
-    if row.digest != digest:
+    if digest is not None and row.digest != digest:
         raise StoreConflict("the idempotency key was used for another request; create a new key for each request")
     return row.response or None
 

@@ -1,6 +1,5 @@
 """Decisions of the command line, beside a real daemon and without one: the same answer, the same audit."""
 
-import getpass
 import os
 import signal
 import socket
@@ -20,7 +19,7 @@ from store.repositories.events import list_audit, list_events
 from tests.acceptance.conftest import Traced
 from tests.unit.registry.chain import seed_adapter, seed_cycle
 from traced.app.service import now
-from traced.core.ownership import CYCLE_LOCK, hold_directory
+from traced.core.ownership import CYCLE_LOCK, hold_directory, this_user
 
 ADAPTER = "error-recovery@v1"
 DAEMON = "daemon"
@@ -98,7 +97,7 @@ def test_decisions_are_the_same_with_a_daemon_and_without(traced: Traced, data_d
     assert (alive.code, "no service responds at" in alive.err) == ((0, False) if at_home == DAEMON else (1, True))
     approved = traced("approve", ADAPTER, "--yes", "--who", "ann", "--reason", "good", "--json")
     assert approved.code == 0, approved.err
-    assert approved.json["decision"]["who"] == approved.json["promotion"]["who"] == "ann"
+    assert approved.json["decision"]["who"] == approved.json["promotion"]["who"] == f"{this_user()}, on behalf of ann"
     assert (approved.json["subject"], approved.json["live"]) == (ADAPTER, [ADAPTER])
     repeated = traced("approve", ADAPTER, "--yes", "--json")
     assert repeated.json == approved.json
@@ -114,9 +113,9 @@ def test_decisions_are_the_same_with_a_daemon_and_without(traced: Traced, data_d
     released = traced("release", "p3", "--reason", "more memory", "--json")
     assert (released.code, released.json["subject"], released.json["carries_on"]) == (0, "p3", None)
     assert traced("status", "--json").json["parked"] == []
-    person = getpass.getuser()
+    person = this_user()
     assert audit(data_dir) == [
-        ("approve", ADAPTER, "ann", "good"),
+        ("approve", ADAPTER, person, "good"),
         ("reject", "error-recovery@v2", person, ""),
         ("rollback", ADAPTER, person, "complaints"),
         ("release", "p3", person, "more memory"),

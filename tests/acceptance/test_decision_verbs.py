@@ -7,6 +7,7 @@ from store.database import open_store, sqlite_url, write_session
 from store.types import GateAnswer
 from tests.acceptance.conftest import Traced
 from tests.unit.registry.chain import seed_adapter, seed_cycle
+from traced.core.ownership import this_user
 
 
 @pytest.fixture
@@ -26,12 +27,13 @@ def test_approve_then_rollback(traced: Traced, data_dir: Path) -> None:
     assert traced("status", "--json").json["waiting"] == ["error-recovery@v1"]
     approved = traced("approve", "error-recovery@v1", "--yes", "--who", "ann", "--reason", "good", "--json")
     assert approved.code == 0, approved.err
-    assert approved.json["decision"]["who"] == "ann"
+    assert approved.json["decision"]["who"] == f"{this_user()}, on behalf of ann"
     assert approved.json["live"] == ["error-recovery@v1"]
     assert traced("status", "--json").json["live"] == ["error-recovery@v1"]
     undone = traced("rollback", "--yes", "--json")
     assert undone.json["rolled_back"] == "error-recovery@v1"
     assert (undone.json["restored"], undone.json["live"]) == (None, [])
+    assert traced("status", "--json").json["adapters"][0]["traffic"] == "rolled back"
     repeated = traced("rollback", "--yes")
     assert repeated.code == 0
     assert "error-recovery@v1 was rolled back before (by " in repeated.out
@@ -78,9 +80,9 @@ def test_status_and_explain_show_the_chain(traced: Traced, data_dir: Path) -> No
         "admitted, 1 of 1 checks passed",
         "run-1: finished, seed 0, 64 rollouts",
         "target: base 20.0 %, adapter 50.0 %, +30.0 points [+20.0, +40.0]",
-        "approved by ann",
+        f"approved by {this_user()}, on behalf of ann",
         "because good",
-        "live by ann",
+        f"live by {this_user()}, on behalf of ann",
     ):
         assert piece in explanation.out
     chain = traced("explain", "error-recovery@v1", "--json").json

@@ -11,6 +11,7 @@ from tests.acceptance.conftest import Traced
 from tests.acceptance.prompted import admit, analysed, on_store
 from tests.integration.test_routing import ADAPTER, COMPOUND, CYCLE
 from tests.unit.store.chain import T0, later
+from traced.core.ownership import this_user
 
 TINY: dict[str, Any] = {
     "prompting.minibatch": 2,
@@ -108,22 +109,22 @@ def test_patches_are_listed_newest_first_and_the_one_that_is_enough_stands_in_th
 
 
 def test_who_takes_a_prompt_and_why_is_kept_and_told_wherever_the_prompt_is(traced: Traced, patched: str) -> None:
-    short_id = patched[:12]
+    short_id, signature = patched[:12], f"{this_user()}, on behalf of ann"
     assert f"Then record that: traced approve {short_id}" in traced("show", "patch", short_id).out
     approval = traced("approve", short_id, "--who", "ann", "--reason", "it reads well")
     assert approval.out == (
         f"the prompt {short_id} for {COMPOUND} is approved. Next: "
         f"traced show patch {short_id} --into FILE writes its text\n"
     )
-    assert f"A prompt is enough for {COMPOUND}: {short_id}, approved by ann" in traced("status").out
+    assert f"A prompt is enough for {COMPOUND}: {short_id}, approved by {signature}" in traced("status").out
     assert [row["decision"] for row in traced("status", "--json").json["prompts"]] == ["approved"]
     output = traced("show", "patch", short_id).out
-    assert "decision     approved by ann on 20" in output
+    assert f"decision     approved by {signature} on 20" in output
     assert ", because it reads well" in output
     assert "record that" not in output
-    assert traced("show", "patch", short_id, "--json").json["decision"]["who"] == "ann"
-    assert "approved by ann" in traced("prompts").out
-    assert f"traced show patch {short_id}; approved by ann on 20" in traced("explain", ADAPTER).out
+    assert traced("show", "patch", short_id, "--json").json["decision"]["who"] == signature
+    assert f"approved by {signature}" in traced("prompts").out
+    assert f"traced show patch {short_id}; approved by {signature} on 20" in traced("explain", ADAPTER).out
     assert traced("reject", short_id, "--json").json["decision"]["decision"] == "rejected"
     older = traced("prompts", "--json").json["prompts"][1]["patch"]
     refusal = traced("approve", older)

@@ -33,6 +33,7 @@ from tests.scripted_model import Scripted, ScriptedReply, scripted_server
 from tests.unit.agents.synthesis.conversations import capability, demonstrations, environment_class
 from tests.waiting import eventually
 from traced.config.settings import load_settings
+from traced.core.ownership import this_user
 from traced.core.seeds import derive_seed
 from traced.pipeline.gate import GATE_SEEDS
 from traced.pipeline.optimize_prompt import VALIDATION_SEEDS
@@ -262,14 +263,14 @@ def test_a_prompt_that_is_enough_is_offered_in_place_of_an_adapter_and_a_person_
         assert (status["cycles"][0]["state"], status["adapters"], status["parked"]) == ("finished", [], [])
         [patch] = status["prompts"]
         assert (patch["capability"], patch["enough"], patch["decision"]) == (NAME, "a prompt is enough", "none")
-        short_id = patch["id"][:12]
+        short_id, signature = patch["id"][:12], f"{this_user()}, on behalf of ann"
         assert f"traced approve {short_id} records its use" in service.ask("status").out
         done = service.ask("approve", short_id, "--who", "ann", "--reason", "it reads well", "--json").json
-        assert (done["subject"], done["cycle"], done["decision"]["who"]) == (patch["id"], patch["cycle"], "ann")
+        assert (done["subject"], done["cycle"], done["decision"]["who"]) == (patch["id"], patch["cycle"], signature)
         assert done["text"] == f"In every conversation, {HINT}."
         repeated = service.ask("approve", short_id, "--who", "bob")
-        assert f"the prompt {short_id} for {NAME} was approved by ann on " in repeated.out
-        assert f"{short_id}, approved by ann" in service.ask("status").out
+        assert f"the prompt {short_id} for {NAME} was approved by {signature} on " in repeated.out
+        assert f"{short_id}, approved by {signature}" in service.ask("status").out
         assert ", because it reads well" in service.ask("show", "patch", short_id).out
     report = next((tmp_path / "data" / "runs").glob("*/report.html")).read_text()
     assert "a prompt is enough" in report
@@ -277,5 +278,5 @@ def test_a_prompt_that_is_enough_is_offered_in_place_of_an_adapter_and_a_person_
         query = "SELECT who, action, subject, reason, detail FROM audit WHERE action LIKE '%prompt'"
         rows = store.execute(query).fetchall()
     [(*entry, detail)] = rows
-    assert entry == ["ann", "approve-prompt", patch["id"], "it reads well"]
+    assert entry == [this_user(), "approve-prompt", patch["id"], "it reads well"]
     assert {"cycle": patch["cycle"], "text": done["text"]}.items() <= json.loads(detail).items()

@@ -4,6 +4,7 @@ adapters of one cycle and of two."""
 import asyncio
 import collections
 import dataclasses
+import hashlib
 import io
 import random
 from collections.abc import Iterator
@@ -103,7 +104,8 @@ def save_cycle(directory: Path, source: str = LAMP_SHOP, cycle: str = CYCLE, ada
     seeds = random.Random(cycle).sample(SPLITS["train"], 80)
     hashed, capability = environment_hash(source), adapter.partition("@")[0]
     names = sorted({COMPOUND, capability})
-    run, path = f"{cycle}/{capability}", str(directory / adapter)
+    run, folder = f"{cycle}/{capability}", directory / adapter
+    files = {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in folder.iterdir()}
     store = open_store(f"sqlite:///{directory / 'traced.db'}")
     with write_session(store) as session:
         cycles.save_cycle(session, Cycle(cycle, "desk", "bundled", 0, {}, CycleState.RUNNING, T0))
@@ -121,7 +123,8 @@ def save_cycle(directory: Path, source: str = LAMP_SHOP, cycle: str = CYCLE, ada
         training.save_training_run(
             session, TrainingRun(run, cycle, capability, hashed, "bundled", 0, {}, RunState.FINISHED, T0)
         )
-        adapters.save_adapter(session, AdapterVersion(adapter, capability, 1, path, {}, cycle, run, hashed, T0))
+        version = AdapterVersion(adapter, capability, 1, str(folder), files, cycle, run, hashed, T0)
+        adapters.save_adapter(session, version)
     store.dispose()
 
 

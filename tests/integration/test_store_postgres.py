@@ -25,9 +25,10 @@ from store.database import migrate, open_store, read_session, write_session
 from store.errors import BrokenReference, StoreUnavailable
 from store.records import AuditEntry, CycleState, Decision
 from store.repositories import attempts
+from store.repositories.adapters import end_quarantine, quarantined_adapters
 from store.repositories.cycles import get_cycle, save_cycle, set_cycle_state
 from store.repositories.environments import newest_environments
-from store.repositories.events import check_audit, list_audit, save_audit
+from store.repositories.events import check_audit, due_notices, list_audit, list_events, save_audit
 from store.repositories.evidence import evidence_chain
 from store.repositories.llm_replies import save_patch
 from store.repositories.quotas import take_tokens
@@ -46,9 +47,11 @@ from store.tables import Row
 from store.types import Outcome
 from tests.unit.store.chain import CYCLE, FIXING, GATE, T0, later, save_chain, trajectory
 from tests.unit.store.test_database import MADE_BEFOREHAND
+from traced.core.errors import AdapterChanged
 from traced.llm.connection import StoreLedger
 from traced.registry.decision_rules import Action
 from traced.registry.decisions import approve_prompt, prompt_decisions, reject_prompt
+from traced.registry.integrity import QUARANTINED, quarantine
 
 pytestmark = [pytest.mark.optional, pytest.mark.skipif(bool(missing()), reason=missing())]
 
@@ -289,3 +292,23 @@ def test_concurrent_audit_entries_form_one_chain(engine: Engine) -> None:
         list(pool.map(save, range(40)))
     with read_session(engine) as session:
         assert (len(list_audit(session)), check_audit(session)) == (40, None)
+
+
+def test_of_several_processes_that_find_a_changed_adapter_one_reports_it(engine: Engine) -> None:
+    with write_session(engine) as session:
+        save_chain(session)
+    error = AdapterChanged("date-reasoning@v1", "weights changed")
+
+    def find_change(number: int) -> None:
+        quarantine(engine, error, ["tell"], later(100 + number))
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(find_change, range(8)))
+    with read_session(engine) as session:
+        assert [event.subject for event in list_events(session) if event.kind == QUARANTINED] == [error.adapter]
+        assert len(due_notices(session, ["tell"], at=later(999), longest_wait=timedelta(hours=1))) == 1
+    (adapter,) = store_status(engine.url.render_as_string(hide_password=False)).adapters
+    assert (adapter.traffic, adapter.changed) == ("quarantined", "weights changed")
+    with write_session(engine) as session:
+        end_quarantine(session, error.adapter)
+        assert quarantined_adapters(session) == {}

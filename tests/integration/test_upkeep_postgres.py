@@ -1,11 +1,12 @@
 """Backup, restore, upgrade and retention of a store on a real PostgreSQL."""
 
+import hashlib
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 
 import pytest
-from sqlalchemy import Engine, text
+from sqlalchemy import Engine, text, update
 
 from benchmarks.chaos.postgres import Server, missing
 from store.database import connect, known_revisions, migrate, open_store, read_session, revision, write_session
@@ -18,8 +19,9 @@ from store.repositories.promotions import list_promotions, roll_back
 from store.repositories.trajectories import list_trajectories, save_trajectories
 from store.schema_version import HEAD
 from store.status import store_status
+from store.tables import AdapterRow
 from tests.unit.maintenance.place import ADAPTER, NOW, repacked
-from tests.unit.store.chain import T0, later, save_chain, trajectory
+from tests.unit.store.chain import T0, adapter, later, save_chain, trajectory
 from tests.unit.store.test_migrations import broken_migrations
 from traced.config.settings import Settings, load_settings
 from traced.maintenance.archive import verify
@@ -48,7 +50,8 @@ def place(tmp_path: Path, url: str) -> Path:
     with write_session(store) as session:
         save_chain(session)
         adapter_path = tmp_path / "it's data" / "adapters" / ADAPTER
-        session.execute(text("UPDATE adapters SET path = :path"), {"path": str(adapter_path)})
+        files = {"adapter_model.safetensors": hashlib.sha256(b"weights").hexdigest()}
+        session.execute(update(AdapterRow).values(path=str(adapter_path), files=files))
         session.execute(text("CREATE TABLE of_another_application (n INTEGER)"))
     store.dispose()
     adapter_path.mkdir(parents=True)
@@ -94,6 +97,7 @@ def test_there_and_back_with_the_old_tables_aside(place: Path, url: str, tmp_pat
         assert session.execute(text("SELECT count(*) FROM of_another_application")).scalar() == 0
     with write_session(store) as session:  # the sequences came along
         set_cycle_state(session, "c1", CycleState.FAILED, at=later(9))
+        session.execute(update(AdapterRow).values(files=adapter().files))
         save_chain(session)
     store.dispose()
     assert sorted(path.name for path in new_directory.iterdir()) == ["adapters"]

@@ -112,6 +112,20 @@ def test_a_boolean_is_no_number(tmp_path: Path, key: str) -> None:
         load_settings()
 
 
+def test_a_removed_setting_names_the_command_that_takes_its_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path, '[api]\noperator_token_file = "token"\n')
+    with pytest.raises(ConfigError, match=r'"api.operator_token_file" in .* was removed') as raised:
+        load_settings()
+    assert raised.value.hint == "traced tokens add NAME --role operator"
+    write(tmp_path, "")
+    monkeypatch.setenv("TRACED_API__READ_TOKEN_FILE", "token")
+    with pytest.raises(ConfigError, match='"TRACED_API__READ_TOKEN_FILE" in the environment was removed') as raised:
+        load_settings()
+    assert raised.value.hint == "traced tokens add NAME --role viewer"
+
+
 @pytest.mark.parametrize("flag", ["privileged = true", 'network_mode = "host"', 'flags = ["--cap-add", "ALL"]'])
 def test_no_flag_of_the_engine_is_passed_through(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flag: str) -> None:
     name = flag.split(" ")[0]

@@ -17,10 +17,10 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from sqlalchemy.exc import SQLAlchemyError
 from starlette.exceptions import HTTPException
 
-from store.errors import NotFound, StoreError, StoreUnavailable
+from store.errors import StoreError
 from traced.api.auth import Caller, Door, with_request_key
 from traced.api.control import Control
-from traced.api.errors import BadRequest, ServiceError
+from traced.api.errors import BadRequest, problem_of, status_of
 from traced.api.routes import (
     approvals,
     capabilities,
@@ -169,7 +169,7 @@ def _action_routes(control: Control, door: Door) -> APIRouter:
     @router.post("/adapters/{adapter}/rollback")
     def roll_back(adapter: str, body: DecisionRequest, caller: AuthenticatedCaller) -> Done:
         """Roll back the promotion of the named adapter."""
-        return control.decide(caller, body, partial(decisions.roll_back, adapter=adapter, tag=body.tag))
+        return control.roll_back(caller, body, partial(decisions.roll_back, adapter=adapter, tag=body.tag))
 
     @router.post("/prompts/{patch}/approve")
     def approve_prompt(patch: str, body: Reason, caller: AuthenticatedCaller) -> Done:
@@ -184,7 +184,7 @@ def _action_routes(control: Control, door: Door) -> APIRouter:
     @router.post("/rollback")
     def roll_back_last(body: Reason, caller: AuthenticatedCaller) -> Done:
         """Roll back the last promotion; if that is rolled back already, nothing changes."""
-        return control.decide(caller, body, partial(decisions.roll_back, adapter=None))
+        return control.roll_back(caller, body, partial(decisions.roll_back, adapter=None))
 
     @router.post("/reload")
     def reload(body: Reason, caller: AuthenticatedCaller) -> Done:
@@ -224,9 +224,7 @@ def _episode_routes(control: Control, door: Door) -> APIRouter:
 
 
 def _error_response(request: Request, error: Exception) -> JSONResponse:
-    problem = Problem(
-        type=type(error).__name__, message=getattr(error, "message", str(error)), hint=getattr(error, "hint", "")
-    )
+    problem = problem_of(error)
     if not isinstance(error, TracedError | StoreError):
         log.error("%s %s failed", request.method, request.url.path, exc_info=error)
         problem = Problem(
@@ -234,7 +232,7 @@ def _error_response(request: Request, error: Exception) -> JSONResponse:
             message="internal error, a defect of traced; the traceback is in the log of the service",
         )
     after_s = getattr(error, "retry_after_s", None)
-    return JSONResponse(problem.model_dump(), _status(error), {"Retry-After": str(after_s)} if after_s else None)
+    return JSONResponse(problem.model_dump(), status_of(error), {"Retry-After": str(after_s)} if after_s else None)
 
 
 def _bad_request(request: Request, error: Exception) -> JSONResponse:
@@ -258,13 +256,3 @@ async def _reject_nul(request: Request) -> None:
     # PostgreSQL cannot store a NUL in a text.
     if any("\0" in text for text in (request.scope["path"], *request.query_params.values())):
         raise BadRequest("a NUL character is not allowed in the path or the query", hint="remove the %00")
-
-
-def _status(error: Exception) -> int:
-    if isinstance(error, ServiceError):
-        return error.status
-    if isinstance(error, NotFound):
-        return 404
-    if isinstance(error, StoreUnavailable):
-        return 503
-    return 409 if isinstance(error, TracedError | StoreError) else 500

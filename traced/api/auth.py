@@ -8,31 +8,39 @@ caller. Not covered: TLS (use a proxy) and rate limits.
 import asyncio
 import contextlib
 import hashlib
-import hmac
 import json
+import logging
 import os
-import pwd
 import socket
 import stat
 import struct
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import uvicorn
 from fastapi import Depends, FastAPI, Header, Request, Security
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
+from sqlalchemy import Engine
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from store.database import read_session
+from store.records import ApiToken
+from store.repositories.tokens import find_token
 from traced.api.errors import DoorError, NotKnown
+from traced.api.tokens import hash_token
 from traced.client.models import Role
+from traced.core.ownership import user_name
 
-LEAST_TOKEN = 24  # characters; `python -c "import secrets; print(secrets.token_urlsafe())"` gives 43
 MAX_KEY = 200  # characters
 KEY_DESCRIPTION = "Any unique text: a request that is repeated with it changes nothing and gets the first response."
-BEARER = HTTPBearer(description="A token of api.operator_token_file or api.read_token_file.", auto_error=False)
+BEARER = HTTPBearer(description="A token of a person: traced tokens add NAME.", auto_error=False)
+WATCH_S = 1.0  # seconds between two looks at the socket file
 PEER = struct.Struct("3i")  # pid, uid, gid: struct ucred
+
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -78,36 +86,31 @@ Door = Callable[..., Caller]
 
 def local(request: Request) -> Caller:
     """Return the user of a checked connection to the Unix socket as the caller."""
-    name: str = request.scope["client"][0]
-    with contextlib.suppress(ValueError, KeyError):  # a user id without a name, as in some containers
-        name = pwd.getpwuid(int(name.removeprefix("uid "))).pw_name
-    return Caller(name, "local")
+    return Caller(user_name(int(request.scope["client"][0].removeprefix("uid "))), "local")
 
 
-def by_token(tokens: Callable[[], Mapping[str, Role]]) -> Door:
-    """Return a dependency that authenticates by bearer token and names the caller after its role.
+def by_token(store: Engine) -> Door:
+    """Return a dependency that authenticates by bearer token and names the caller after the token's person.
 
-    The dependency raises ``NotKnown``. ``tokens`` is called for every request, so that a reload takes effect at once.
+    The dependency raises ``NotKnown``. The store is read for every request, so that a new token and a revocation take
+    effect at once.
     """
 
-    def role_of(credentials: HTTPAuthorizationCredentials | None) -> Role | None:
-        matched: Role | None = None
-        # No early exit, and a constant-time comparison: the duration reveals nothing about the tokens.
-        for token, role in tokens().items():
-            if credentials is not None and hmac.compare_digest(
-                credentials.credentials.strip().encode(), token.encode()
-            ):
-                matched = role
-        return matched
+    def token_of(credentials: HTTPAuthorizationCredentials | None) -> ApiToken | None:
+        if credentials is None:
+            return None
+        # Found by the hash, so the duration reveals nothing about the tokens.
+        with read_session(store) as session:
+            return find_token(session, hash_token(credentials.credentials.strip()))
 
     def door(credentials: Annotated[HTTPAuthorizationCredentials | None, Security(BEARER)]) -> Caller:
-        role = role_of(credentials)
-        if role is None:
+        token = token_of(credentials)
+        if token is None:
             raise NotKnown(
-                "this address requires a bearer token",
-                hint="send 'Authorization: Bearer TOKEN', or use the Unix socket",
+                "this address requires a valid token of a person",
+                hint="traced tokens add NAME --role ROLE prints one; send it as 'Authorization: Bearer TOKEN'",
             )
-        return Caller(f"{role} token", role, still_let_in=lambda: role_of(credentials) is not None)
+        return Caller(token.name, cast(Role, token.role), still_let_in=lambda: token_of(credentials) is not None)
 
     return door
 
@@ -129,17 +132,6 @@ def with_request_key(door: Door) -> Callable[..., Awaitable[Caller]]:
     return caller_with_key
 
 
-def checked_tokens(tokens: Mapping[str, Role]) -> dict[str, Role]:
-    """Return the tokens; raises ``DoorError`` for a token that is too short (the error does not show it)."""
-    weak_role = next((role for token, role in tokens.items() if len(token) < LEAST_TOKEN), None)
-    if weak_role is not None:
-        raise DoorError(
-            f"the {weak_role} token is shorter than {LEAST_TOKEN} characters",
-            hint='create a longer one: python3 -c "import secrets; print(secrets.token_urlsafe())"',
-        )
-    return dict(tokens)
-
-
 def unix_socket(path: Path) -> socket.socket:
     """Open a listening socket at ``path`` with mode 0600, replacing a stale one; raises ``DoorError``."""
     _remove_stale_socket(path)
@@ -156,6 +148,53 @@ def unix_socket(path: Path) -> socket.socket:
         os.umask(previous_umask)
     listener.setblocking(False)
     return listener
+
+
+@contextlib.asynccontextmanager
+async def listening_at(app: FastAPI, path: Path) -> AsyncIterator[None]:
+    """Serve ``app`` on a Unix socket at ``path`` during the block; a file that somebody removes is created again.
+
+    Raises ``DoorError`` if the socket cannot be opened at first.
+    """
+    server = contextlib.AsyncExitStack()
+    await server.enter_async_context(listening(app, unix_socket(path)))
+    file_id = _file_id(path)
+
+    async def keep_listening() -> None:
+        nonlocal server, file_id
+        problem = ""
+        while True:
+            await asyncio.sleep(WATCH_S)
+            if _file_id(path) == file_id:
+                continue
+            try:
+                listener = unix_socket(path)
+            except DoorError as error:
+                if problem != error.message:
+                    problem = error.message
+                    log.error("the socket %s was removed and cannot be created again: %s", path, problem)
+                continue
+            log.warning("the socket %s was removed and is created again", path)
+            file_id, problem = _file_id(path), ""
+            former, server = server, contextlib.AsyncExitStack()
+            await server.enter_async_context(listening(app, listener))
+            await former.aclose()
+
+    watch = asyncio.create_task(keep_listening(), name="socket of the control API")
+    try:
+        yield
+    finally:
+        watch.cancel()
+        await asyncio.gather(watch, return_exceptions=True)
+        await server.aclose()
+
+
+def _file_id(path: Path) -> tuple[int, int] | None:
+    try:
+        status = path.lstat()
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino
 
 
 def _remove_stale_socket(path: Path) -> None:

@@ -1,7 +1,7 @@
 """The operations of the control API on the service: queries, start, pause, resume, cancel, decisions, played episodes.
 
 Invariants: every action is one transaction with its audit entry and its event, and is idempotent; a request that is
-repeated with its idempotency key changes nothing and gets the first response; read-only callers cannot act. Actions
+repeated with its idempotency key changes nothing and gets the first response; viewers cannot act. Actions
 only change the store and wake the loop, which does the work. Methods that are not coroutines may be called on any
 thread. How it fails: ``ServiceError``, ``PromotionError`` and the store's errors, which the API maps to HTTP statuses.
 """
@@ -10,6 +10,7 @@ import asyncio
 import logging
 import os
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import partial
@@ -21,7 +22,7 @@ from sqlmodel import Session
 
 from sandbox.policy import SandboxLimits
 from store.database import read_session, write_session
-from store.errors import NotFound, StoreConflict
+from store.errors import NotFound, StoreConflict, StoreError
 from store.records import CycleState, RunState, TrainingRun
 from store.repositories.adapters import get_training_run
 from store.repositories.cycles import (
@@ -41,9 +42,18 @@ from store.repositories.leases import Lease, list_leases
 from store.repositories.requests import begin_request, end_request
 from store.text import sanitize_line
 from traced.api import queries
-from traced.api.auth import Caller
+from traced.api.auth import Caller, RequestKey
 from traced.api.episodes import EpisodeRequest, Episodes
-from traced.api.errors import BadRequest, Busy, CallerDisconnected, NoSuchThing, NotAllowed
+from traced.api.errors import (
+    BadRequest,
+    Busy,
+    CallerDisconnected,
+    EarlierRefusal,
+    NoSuchThing,
+    NotAllowed,
+    problem_of,
+    status_of,
+)
 from traced.api.queries import READINGS, STREAMS, Turns, health
 from traced.client.environments import Answer, EpisodeStart, PlayedEpisode, PlayedMessage
 from traced.client.models import (
@@ -56,6 +66,7 @@ from traced.client.models import (
     Devices,
     Done,
     EventView,
+    Problem,
     QuarantinedInputView,
     Reason,
     Role,
@@ -64,7 +75,9 @@ from traced.client.models import (
 )
 from traced.client.serving import Health
 from traced.config.settings import Settings
+from traced.core.errors import TracedError
 from traced.core.ownership import sandbox_owner
+from traced.core.reserve import with_reserve
 from traced.daemon.live_state import LiveState, Sample, Watch
 from traced.daemon.loop import CycleLoop
 from traced.daemon.settings_changes import change
@@ -74,8 +87,14 @@ from traced.pipeline.train import TrainingStop, find_stop, stop
 from traced.registry import decisions
 from traced.registry.adapter_store import upload_before_traffic
 from traced.registry.decision_rules import Action
+from traced.registry.integrity import quarantining
 
+REFUSALS = (404, 409)  # statuses of decisions that the state of the store does not permit
 DEVICES_S, HEALTH_S = 2.0, 10.0  # sampling intervals while a listener is connected
+
+# Roles that may act, the lowest first; "local" is the daemon's own user or root, on the Unix socket.
+DECIDERS: tuple[Role, ...] = ("operator", "admin", "local")
+ADMINISTRATORS: tuple[Role, ...] = ("admin", "local")
 
 log = logging.getLogger(__name__)
 
@@ -92,7 +111,7 @@ class Control:
     state: Literal["starting", "ready", "draining"] = "starting"
     next_at: Callable[[], datetime | None] = field(default=lambda: None)
     reread: Callable[[], Settings] | None = None  # loads the current settings
-    apply: Callable[[Settings], list[str]] = field(default=lambda settings: [])  # returns what else it reloaded
+    apply: Callable[[Settings], None] = field(default=lambda settings: None)  # may refuse the settings
     tell: Callable[[Settings], None] = field(default=lambda settings: None)  # informs other components
     present: LiveState = field(default_factory=LiveState)
     playing: Episodes = field(default_factory=Episodes)
@@ -210,7 +229,7 @@ class Control:
             raise Busy(f"cycle {self.loop.running} is running", hint="traced status")
         if get_target_state(session, self.target).paused_at is not None:
             raise Busy(f"{self.target} is paused", hint="traced resume")
-        record_cycle_request(session, self.target, f"requested by {action.actor}")
+        record_cycle_request(session, self.target, f"requested by {action.signature}")
         decisions.record(session, action, "start", self.target)
         unfinished = list_cycles(session, target=self.target, states=UNFINISHED_STATES, limit=1)
         condition = "".join(f" once {cycle.id} has ended (now: {cycle.state.value})" for cycle in unfinished)
@@ -228,7 +247,7 @@ class Control:
 
     def _pause(self, session: Session, action: Action) -> Done:
         if get_target_state(session, self.target).paused_at is None:
-            pause_target(session, self.target, actor=action.actor, at=action.at)
+            pause_target(session, self.target, actor=action.signature, at=action.at)
             decisions.record(session, action, "pause", self.target)
         return Done(said=f"{self.target} is paused", subject=self.target)
 
@@ -278,7 +297,7 @@ class Control:
         run = await asyncio.to_thread(self._training_run, run_id)
         decide = partial(self._stop_training, action, run_id)
         decision = await self.loop.stop_training(run.cycle_id, run.capability, decide)
-        is_first = decision == TrainingStop(action.actor, action.at, action.reason)
+        is_first = decision == TrainingStop(action.signature, action.at, action.reason)
         status = "is stopped" if is_first else f"was stopped before: {decision.message}"
         outcome = await asyncio.to_thread(self._describe_outcome, run_id)
         return Done(said=f"the training of {run.capability} {status}; {outcome}", subject=run_id)
@@ -296,7 +315,7 @@ class Control:
             if not self.training_at_work(run):
                 raise Busy(f"training {run_id} is not running ({run.state.value})", hint="traced status")
             decisions.record(session, action, "stop training", run_id, cycle_id=run.cycle_id, capability=run.capability)
-            return stop(session, run, actor=action.actor, at=action.at, reason=action.reason)
+            return stop(session, run, actor=action.signature, at=action.at, reason=action.reason)
 
     def _describe_outcome(self, run_id: str) -> str:
         """Describe the state of a stopped training and of its cycle, for the response."""
@@ -315,34 +334,65 @@ class Control:
         self.loop.wake()
         return done
 
+    def roll_back(self, caller: Caller, request: Reason, decision: Callable[[Session, Action], Done]) -> Done:
+        """Call ``decide``; on a full disk the space that is reserved for it is freed."""
+        return with_reserve(self.settings.data_dir, partial(self.decide, caller, request, decision))
+
     def _commit(self, caller: Caller, action: Action, change: Callable[[Session, Action], Done]) -> Done:
-        """Call ``change`` in a transaction; a repetition of its request returns the first response instead.
+        """Call ``change`` in a transaction; a repetition of its request gets the first response or refusal instead.
 
         Raises ``BadRequest`` if the request's key belongs to another request.
         """
         key = caller.request
-        with write_session(self.store) as session:
-            if key is not None:
-                try:
-                    response = begin_request(session, key.key, key.digest, at=action.at)
-                except StoreConflict as error:
-                    raise BadRequest(str(error), hint="Idempotency-Key") from error
-                if response is not None:
-                    log.info("repeated request of %s, nothing changes: %s", action.actor, response["said"])
-                    return Done.model_validate(response)
-            done = change(session, action)
-            if key is not None:
-                end_request(session, key.key, done.model_dump(mode="json"))
+        try:
+            with self._quarantining(), write_session(self.store) as session:
+                if key is not None and (response := self._first_response(session, key, action)) is not None:
+                    return response
+                done = change(session, action)
+                if key is not None:
+                    end_request(session, key.key, done.model_dump(mode="json"))
+        except (TracedError, StoreError) as error:
+            # A refusal is an answer too: a repetition that arrives late must not be carried out.
+            if key is None or isinstance(error, EarlierRefusal) or status_of(error) not in REFUSALS:
+                raise
+            response = self._refuse(key, action, error)
+            if response is None:
+                raise
+            return response
         reason = f", because {sanitize_line(action.reason)}" if action.reason else ""
-        log.info("%s (%s) decided: %s%s", sanitize_line(action.actor), action.role, done.said, reason)
+        log.info("%s (%s) decided: %s%s", sanitize_line(action.signature), action.role, done.said, reason)
         return done
+
+    def _first_response(self, session: Session, key: RequestKey, action: Action) -> Done | None:
+        """Reserve the key; return the response of the request if it was carried out before, or raise its refusal."""
+        try:
+            response = begin_request(session, key.key, key.digest, at=action.at)
+        except StoreConflict as error:
+            raise BadRequest(str(error), hint="Idempotency-Key") from error
+        if response is None:
+            return None
+        log.info("repeated request of %s, nothing changes: %s", sanitize_line(action.signature), response)
+        if "refusal" in response:
+            refusal = Problem.model_validate(response["refusal"])
+            raise EarlierRefusal(refusal.message, hint=refusal.hint, kind=refusal.type, status=response["status"])
+        return Done.model_validate(response)
+
+    def _refuse(self, key: RequestKey, action: Action, error: Exception) -> Done | None:
+        """Store the refusal of a request; return the response if a repetition has been carried out in the meantime."""
+        with write_session(self.store) as session:
+            response = self._first_response(session, key, action)
+            if response is None:
+                refusal = problem_of(error).model_dump()
+                end_request(session, key.key, {"refusal": refusal, "status": status_of(error)})
+        return response
 
     def approve(
         self, caller: Caller, request: Reason, adapter: str, decision: Callable[[Session, Action], Done]
     ) -> Done:
         """Upload an adapter version if ``serving.adapters_root`` is a URL, then call ``decide``."""
         self._authorize(caller, request)
-        upload_before_traffic(self.settings.serving.adapters_root, self.store, [adapter])
+        with self._quarantining():
+            upload_before_traffic(self.settings.serving.adapters_root, self.store, [adapter])
         return self.decide(caller, request, decision)
 
     async def play(
@@ -392,33 +442,37 @@ class Control:
 
     def reload(self, caller: Caller, request: Reason) -> Done:
         """Reload the settings; errors of reading them are raised, and then the previous settings stay in use."""
-        action = self._authorize(caller, request)
+        action = self._authorize(caller, request, ADMINISTRATORS)
         changes = change(self.settings, self.reread() if self.reread else self.settings)
         with write_session(self.store) as session:
-            also_read = self.apply(changes.settings)
-            if changes.changed or also_read:
-                decisions.record(session, action, "reload", "settings", changed=changes.changed, read_again=also_read)
+            self.apply(changes.settings)
+            if changes.changed:
+                decisions.record(session, action, "reload", "settings", changed=changes.changed)
         self.settings = self.loop.settings = changes.settings
         self.tell(changes.settings)
         for key in changes.needs_restart:
             log.warning("%s was changed and needs a restart; the previous value remains in force", key)
-        log.info("settings reloaded", extra={"changed": changes.changed, "read_again": also_read})
+        log.info("settings reloaded", extra={"changed": changes.changed})
         self.loop.wake()
-        changed = f"changed: {', '.join([*changes.changed, *also_read]) or 'nothing'}"
+        changed = f"changed: {', '.join(changes.changed) or 'nothing'}"
         waiting = f"; after a restart: {', '.join(changes.needs_restart)}" if changes.needs_restart else ""
         return Done(
             said=f"the settings were reloaded; {changed}{waiting}",
             subject="settings",
-            detail={"changed": changes.changed, "read_again": also_read, "refused": changes.needs_restart},
+            detail={"changed": changes.changed, "refused": changes.needs_restart},
         )
 
-    def _authorize(self, caller: Caller, request: Reason) -> Action:
-        if caller.role == "read-only":
-            raise NotAllowed("a read-only token looks and changes nothing", hint="use an operator token")
-        actor = request.who or caller.who
-        return Action(
-            actor, caller.role, self.now(), request.reason, submitted_by="" if actor == caller.who else caller.who
-        )
+    def _quarantining(self) -> AbstractContextManager[None]:
+        return quarantining(self.store, self.settings.notify.names, self.now)
+
+    def _authorize(self, caller: Caller, request: Reason, roles: Sequence[Role] = DECIDERS) -> Action:
+        if caller.role not in roles:
+            raise NotAllowed(
+                f"the role of {caller.who} is {caller.role}; this needs the role {roles[0]}",
+                hint=f"traced tokens add NAME --role {roles[0]}",
+            )
+        on_behalf_of = "" if request.who == caller.who else request.who
+        return Action(caller.who, caller.role, self.now(), request.reason, on_behalf_of)
 
     def _cycle_state(self, session: Session, cycle_id: str) -> CycleState:
         try:

@@ -11,9 +11,12 @@ ServiceError (a TracedError)
 ├── EnvironmentBroke    the played environment raised or broke its contract (502)
 ├── Crowded             too many concurrent readers (503, with Retry-After)
 ├── SandboxOut          no container, or it ended unexpectedly (503)
+├── EarlierRefusal      the request was refused when it came first
 └── DoorError           the socket or port cannot be opened
 """
 
+from store.errors import NotFound, StoreError, StoreUnavailable
+from traced.client.models import Problem
 from traced.core.errors import TracedError
 
 
@@ -84,7 +87,32 @@ class SandboxOut(ServiceError):
     status = 503
 
 
+class EarlierRefusal(ServiceError):
+    """The request was refused when it came first; ``kind`` is the type of that error, ``status`` its HTTP status."""
+
+    def __init__(self, message: str, *, hint: str = "", kind: str, status: int) -> None:
+        super().__init__(message, hint=hint)
+        self.kind, self.status = kind, status
+
+
 class DoorError(ServiceError):
     """The socket or port cannot be opened."""
 
     status = 500
+
+
+def problem_of(error: Exception) -> Problem:
+    """Return the body of the response to a request that failed by this error."""
+    kind = error.kind if isinstance(error, EarlierRefusal) else type(error).__name__
+    return Problem(type=kind, message=getattr(error, "message", str(error)), hint=getattr(error, "hint", ""))
+
+
+def status_of(error: Exception) -> int:
+    """Return the HTTP status of the response to a request that failed by this error."""
+    if isinstance(error, ServiceError):
+        return error.status
+    if isinstance(error, NotFound):
+        return 404
+    if isinstance(error, StoreUnavailable):
+        return 503
+    return 409 if isinstance(error, TracedError | StoreError) else 500

@@ -20,7 +20,7 @@ from sqlmodel import Session
 
 from store.database import read_session
 from store.records import Cycle
-from store.repositories.adapters import list_adapters
+from store.repositories.adapters import list_adapters, quarantined_adapters
 from store.repositories.attempts import blocked_attempts, count_attempts_on_quarantined, list_quarantined
 from store.repositories.cycles import list_cycles, list_stage_events
 from store.repositories.llm_replies import StageCost, stage_costs
@@ -86,6 +86,7 @@ def adapters(session: Session) -> list[AdapterView]:
     live = {promotion.adapter for promotion in live_adapters(session)}
     on_trial = {trial.promotion.adapter: trial.promotion for trial in trials(session)}
     conversations, answers, decisions = count_routed(session), latest_answers(session), latest_decisions(session)
+    quarantined = quarantined_adapters(session)
     return [
         AdapterView(
             name=version.name,
@@ -97,6 +98,7 @@ def adapters(session: Session) -> list[AdapterView]:
             conversations=conversations.get(version.name, 0),
             trial=on_trial[version.name].state.value if version.name in on_trial else "",
             share=on_trial[version.name].share if version.name in on_trial else None,
+            quarantine=quarantined.get(version.name, ""),
         )
         for version in list_adapters(session)
     ]

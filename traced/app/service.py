@@ -14,7 +14,7 @@ import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
-from datetime import UTC, datetime, time, timedelta, tzinfo
+from datetime import UTC, date, datetime, time, timedelta, tzinfo
 from functools import partial
 from pathlib import Path
 from time import monotonic, sleep
@@ -24,25 +24,26 @@ import sqlalchemy
 from store.database import create_in_subprocess, open_store, read_session, write_session
 from store.errors import StoreError
 from store.records import Event
-from store.repositories.events import last_event, save_event
+from store.repositories.events import audit_head, last_event, save_event
+from store.repositories.tokens import list_tokens
 from traced.api.application import control_api
-from traced.api.auth import Caller, by_token, checked_tokens, listening, local, tcp_socket, unix_socket
+from traced.api.auth import Caller, by_token, listening, listening_at, local, tcp_socket
 from traced.api.control import Control
-from traced.api.errors import DoorError
 from traced.api.monitoring import parts_of, prometheus
 from traced.client import default_socket
-from traced.client.models import Reason, Role
+from traced.client.models import Reason
 from traced.config import logs
-from traced.config.service_sections import ApiSection
 from traced.config.settings import Settings
 from traced.core import telemetry
 from traced.core.errors import PromotionError, TracedError
-from traced.core.ownership import exclusive_access, is_alive, own_identity, sandbox_owner
+from traced.core.ownership import SERVICE, exclusive_access, is_alive, own_identity, sandbox_owner
 from traced.core.permissions import tighten
+from traced.core.reserve import create_reserve
 from traced.core.signals import Lifecycle, background_tasks, run_until_forced, signals
 from traced.core.time_windows import parse_zone
 from traced.daemon.loop import CycleLoop
 from traced.daemon.notify import ServiceManager, service_manager
+from traced.daemon.scrub import scrub_daily
 from traced.daemon.settings_changes import keep, note_restart
 from traced.daemon.triggers import Triggers
 from traced.inference.errors import ModelError
@@ -56,6 +57,7 @@ from traced.maintenance.prune import prune
 from traced.notifications.delivery import deliver_due
 from traced.processes.child_process import Child, RestartingProcess, start
 from traced.registry.adapter_store import upload_in_service
+from traced.registry.integrity import quarantining
 
 POLL_S = 60.0
 DONE = "upkeep"  # event kind
@@ -76,10 +78,14 @@ def is_due(at: str, last: datetime, now: datetime, zone: tzinfo | None = None) -
 
 
 async def keep_up(control: Control) -> None:
-    """Run the daily upkeep whenever it is due, until cancelled; check every ``POLL_S``."""
+    """Run the daily upkeep whenever it is due, until cancelled; log the head of the audit log at start and daily."""
     last: datetime | None = None
+    head_day: date | None = None
     while True:
         try:
+            if head_day != (today := control.now().date()):
+                await asyncio.to_thread(_log_audit_head, control)
+                head_day = today
             if last is None:
                 last = await asyncio.to_thread(_last_upkeep, control)
             last = await asyncio.to_thread(upkeep_if_due, control, last)
@@ -111,6 +117,13 @@ def _prune(control: Control, now: datetime) -> dict[str, object]:
     size, notes = sum(item.size for item in removed), [item.note for item in removed if item.note]
     log.info("upkeep: %s", pruned or "nothing to delete", extra={"bytes": size, "notes": notes})
     return {"pruned": pruned, "bytes": size, "notes": notes}
+
+
+def _log_audit_head(control: Control) -> None:
+    # A log that is shipped to another machine keeps the heads where nobody here can change them.
+    with read_session(control.store) as session:
+        head = audit_head(session)
+    log.info("audit log: traced audit --check %s", head, extra={"audit_head": str(head)})
 
 
 def _last_upkeep(control: Control) -> datetime:
@@ -208,32 +221,24 @@ def now() -> datetime:
     return datetime.now(UTC)
 
 
-@dataclass
-class Tokens:
-    """The roles of the valid tokens; a reload replaces ``roles`` as a whole."""
-
-    roles: dict[str, Role]
-
-
 def up(load: Callable[[], Settings]) -> None:
     """Run the service until it is stopped; ``load`` loads the current settings, at start and at every reload."""
     settings = load()
-    tokens = Tokens(tokens_of(settings.api))
     logs.configure(settings.log, settings.data_dir, now=now)
     telemetry.begin(settings.telemetry.endpoint)
-    with exclusive_access(settings.data_dir, now()):
+    with exclusive_access(settings.data_dir, now(), SERVICE):
         if tightened := tighten(settings.data_dir):
             log.warning("closed %s of %s to other users", tightened, settings.data_dir)
         create_in_subprocess(settings.store_url)
         store = open_store(settings.store_url)
         try:
-            asyncio.run(_serve(settings, store, tokens, load))
+            asyncio.run(_serve(settings, store, load))
         finally:
             store.dispose()
             telemetry.end()
 
 
-async def _serve(settings: Settings, store: sqlalchemy.Engine, tokens: Tokens, load: Callable[[], Settings]) -> None:
+async def _serve(settings: Settings, store: sqlalchemy.Engine, load: Callable[[], Settings]) -> None:
     manager = service_manager()
     lifecycle = Lifecycle(settings.service.drain_s, settings.executor.grace_s + LAST_S)
     _recover(settings, store)
@@ -248,7 +253,7 @@ async def _serve(settings: Settings, store: sqlalchemy.Engine, tokens: Tokens, l
         now(),
         next_at=triggers.next_at,
         reread=load,
-        apply=partial(_apply_settings, tokens),
+        apply=_apply_settings,
         tell=partial(_propagate_settings, triggers),
         present=loop.live_state,
     )
@@ -256,16 +261,19 @@ async def _serve(settings: Settings, store: sqlalchemy.Engine, tokens: Tokens, l
     metrics = partial(prometheus, control)
     async with AsyncExitStack() as exit_stack:
         unix_api = control_api(control, local, ready, metrics)
-        await exit_stack.enter_async_context(listening(unix_api, unix_socket(default_socket(settings.data_dir))))
+        await exit_stack.enter_async_context(listening_at(unix_api, default_socket(settings.data_dir)))
         if settings.api.port:
-            tcp_api = control_api(control, by_token(lambda: tokens.roles), ready, metrics)
+            _warn_if_token_missing(store)
+            tcp_api = control_api(control, by_token(store), ready, metrics)
             await exit_stack.enter_async_context(listening(tcp_api, tcp_socket(settings.api.host, settings.api.port)))
         with signals(lifecycle):
             side_tasks = background_tasks(
                 lifecycle,
                 notices=_deliver_notices(control),
                 upkeep=keep_up(control),
+                reserve=_keep_reserve(settings),
                 triggers=triggers.run(),
+                scrub=scrub_daily(store, lambda: control.settings.notify.names, now),
                 reload=_reload(control, lifecycle, manager),
             )
             await exit_stack.enter_async_context(side_tasks)
@@ -295,7 +303,8 @@ def _upload_adapters(settings: Settings, store: sqlalchemy.Engine) -> None:
     last_error = ""
     while True:
         try:
-            return upload_in_service(settings.serving.adapters_root, store)
+            with quarantining(store, settings.notify.names, now):
+                return upload_in_service(settings.serving.adapters_root, store)
         except (PromotionError, StoreError) as error:
             if last_error != str(error):
                 last_error = str(error)
@@ -321,6 +330,13 @@ def _warn_if_model_missing(settings: Settings) -> None:
         log.warning("cycles of %s cannot start: %s", settings.target.name, error)
 
 
+def _warn_if_token_missing(store: sqlalchemy.Engine) -> None:
+    """Warn if nobody can use the TCP port yet; a token that is added later is valid at once."""
+    with read_session(store) as session:
+        if all(token.revoked_at for token in list_tokens(session)):
+            log.warning("api.port refuses everybody, because no token exists: traced tokens add NAME --role ROLE")
+
+
 def _status_line(control: Control) -> str:
     return f"running, target {control.target}"
 
@@ -330,13 +346,9 @@ def _propagate_settings(triggers: Triggers, settings: Settings) -> None:
     keep(settings)
 
 
-def _apply_settings(tokens: Tokens, settings: Settings) -> list[str]:
-    """Apply the log settings and the tokens, or raise and change neither; return the roles whose tokens changed."""
-    # Reading the token files and configuring the log can both fail, so the tokens are replaced last.
-    previous, updated = tokens.roles, tokens_of(settings.api)
+def _apply_settings(settings: Settings) -> None:
+    """Apply the log settings, or raise."""
     logs.configure(settings.log, settings.data_dir, now=now)
-    tokens.roles = updated
-    return [f"{role} token" for role in sorted({role for _, role in previous.items() ^ updated.items()})]
 
 
 async def _reload(control: Control, lifecycle: Lifecycle, manager: ServiceManager) -> None:
@@ -367,6 +379,13 @@ def _sweep(settings: Settings, store: sqlalchemy.Engine) -> None:
         log.warning("leftover of an ended process: %s %s", orphan.kind, orphan.name)
 
 
+async def _keep_reserve(settings: Settings) -> None:
+    """Keep space for a rollback on a full disk, until cancelled; there is none to keep for PostgreSQL."""
+    while settings.store_url.startswith("sqlite"):
+        await asyncio.to_thread(create_reserve, settings.data_dir)
+        await asyncio.sleep(POLL_S)
+
+
 async def _deliver_notices(control: Control) -> None:
     while True:
         try:
@@ -374,21 +393,3 @@ async def _deliver_notices(control: Control) -> None:
         except StoreError as error:
             log.warning("notices cannot be delivered now, next attempt follows: %s", error)
         await asyncio.sleep(NOTICES_S)
-
-
-def tokens_of(section: ApiSection) -> dict[str, Role]:
-    """Read the token files. Raises ``DoorError`` for an unreadable file, a short token, or a port without tokens."""
-    files: dict[Role, str] = {"operator": section.operator_token_file, "read-only": section.read_token_file}
-    roles: dict[str, Role] = {}
-    for role, file in files.items():
-        if file:
-            try:
-                roles[Path(file).read_text(encoding="utf-8").strip()] = role
-            except (OSError, UnicodeDecodeError) as error:
-                raise DoorError(f"the {role} token in {file} cannot be read: {error}", hint=f"ls -l {file}") from error
-    if section.port and not roles:
-        raise DoorError(
-            f"api.port is {section.port}, but no token is configured",
-            hint="set api.operator_token_file to a file with a token",
-        )
-    return checked_tokens(roles)

@@ -3,12 +3,15 @@
 The service that holds the data directory makes the decision; without a service the command makes it in the store.
 Invariants: both use the same function of ``traced.registry.decisions``, so that audit, event and response are equal. A
 running service is preferred, because it continues its cycle at once and authenticates the caller.
+A rollback is an emergency: beside a service that does not answer it is made in the store, and on a full disk in the
+space that is reserved for it.
 How it fails: ``ServiceSilent`` if a process holds the directory and no service answers (it is starting or stopping, or
 a restore or an upgrade is running); no decision is stored then. If the service refuses, its message is printed.
 """
 
 import asyncio
 import re
+import uuid
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
 from typing import Annotated
@@ -16,19 +19,26 @@ from typing import Annotated
 import typer
 from sqlmodel import Session
 
+from store.database import write_session
+from store.errors import StoreUnavailable
+from store.repositories.requests import begin_request, end_request
 from store.text import sanitize_line
 from traced.cli.options import ActorName, AsJson, DataDir, Overrides, Reason, read_settings
 from traced.cli.output import console, print_json, progress
 from traced.cli.store_session import changing, opened_store, store_reader
 from traced.client import Client, NoDaemon, default_socket
-from traced.client.models import Done
+from traced.client.models import Done, Problem
 from traced.config.settings import Settings
-from traced.core.errors import ServiceSilent, TracedError
-from traced.core.ownership import current_holder, this_user
+from traced.core.errors import PromotionError, ServiceSilent, TracedError
+from traced.core.ownership import SERVICE, Holder, current_holder, this_user
+from traced.core.reserve import with_reserve
 from traced.registry import decisions
 from traced.registry.adapter_store import upload_before_traffic
 from traced.registry.decision_rules import Action, Approve, RollBack
+from traced.registry.integrity import quarantining
 from traced.registry.plans import plan
+
+TIMEOUT_S, EMERGENCY_S = 30.0, 5.0  # seconds to wait for the service
 
 
 def decide(
@@ -39,29 +49,60 @@ def decide(
     who: str,
     reason: str,
     prepare: Callable[[], None] = lambda: None,
+    key: str = "",
 ) -> Done:
     """Decide by ``request`` to the service that holds the data directory, without a service by ``decision``.
 
-    ``prepare`` is called before the transaction of ``decision``.
+    ``prepare`` is called before the transaction of ``decision``. With ``key``, the idempotency key of ``request``,
+    ``decision`` is made beside a service that does not answer, and the service no longer carries ``request`` out.
     """
     owner = current_holder(settings.data_dir)
     if owner is not None:
         try:
-            return asyncio.run(_ask(settings, request))
+            return asyncio.run(_ask(settings, request, EMERGENCY_S if key else TIMEOUT_S))
         except NoDaemon as error:
+            if key and owner.purpose == SERVICE:
+                progress.print(f"The service ({owner}) does not answer; the store is changed without it.")
+                return _decide_beside(settings, owner, key, decision, _action(who, reason))
             raise ServiceSilent(
                 f"the service that uses {settings.data_dir} ({owner}) does not answer; no decision was stored",
                 hint="repeat the command in a moment; traced status --alive checks the service",
             ) from error
+    with opened_store(settings) as store, quarantining(store, settings.notify.names, lambda: datetime.now(UTC)):
+        prepare()
+        with write_session(store) as session:
+            return decision(session, _action(who, reason))
+
+
+def _decide_beside(
+    settings: Settings, owner: Holder, key: str, decision: Callable[[Session, Action], Done], action: Action
+) -> Done:
+    """Make a decision in the store beside a service that does not answer, once for ``key``."""
+    try:
+        with changing(settings) as session:
+            response = begin_request(session, key, None, at=action.at)
+            if response is not None and "refusal" in response:
+                refusal = Problem.model_validate(response["refusal"])
+                raise PromotionError(refusal.message, hint=refusal.hint)
+            done = decision(session, action) if response is None else Done.model_validate(response)
+            end_request(session, key, done.model_dump(mode="json"))
+            return done
+    except StoreUnavailable as error:
+        if "locked" not in str(error):
+            raise
+        raise ServiceSilent(
+            f"the service ({owner}) does not answer and holds the store's lock; nothing has changed",
+            hint=f"let it go on with kill -CONT {owner.pid}, or end it with kill -KILL {owner.pid}, and repeat",
+        ) from error
+
+
+def _action(who: str, reason: str) -> Action:
     user = this_user()
-    prepare()
-    with changing(settings) as session:
-        action = Action(who or user, "local", datetime.now(UTC), reason, submitted_by="" if who in ("", user) else user)
-        return decision(session, action)
+    return Action(user, "local", datetime.now(UTC), reason, "" if who == user else who)
 
 
-async def _ask(settings: Settings, request: Callable[[Client], Awaitable[Done]]) -> Done:
-    async with Client(default_socket(settings.data_dir)) as client:
+async def _ask(settings: Settings, request: Callable[[Client], Awaitable[Done]], timeout_s: float) -> Done:
+    async with Client(default_socket(settings.data_dir), timeout_s=timeout_s) as client:
         return await request(client)
 
 
@@ -185,15 +226,20 @@ def rollback(
     as_json: AsJson = False,
 ) -> None:
     """Undo the last promotion, or the promotion of the named adapter."""
-    settings = read_settings(data_dir, overrides)
-    name, tag = _confirmed(settings, RollBack(), adapter, "Roll back", yes=yes, as_json=as_json)
-    done = decide(
-        settings,
-        lambda client: client.roll_back(name, reason, who, tag=tag),
-        lambda session, action: decisions.roll_back(session, action, name, tag=tag),
-        who=who,
-        reason=reason,
-    )
+    settings, key = read_settings(data_dir, overrides), uuid.uuid4().hex
+
+    def roll_back() -> Done:
+        name, tag = _confirmed(settings, RollBack(), adapter, "Roll back", yes=yes, as_json=as_json)
+        return decide(
+            settings,
+            lambda client: client.roll_back(name, reason, who, tag=tag, key=key),
+            lambda session, action: decisions.roll_back(session, action, name, tag=tag),
+            who=who,
+            reason=reason,
+            key=key,
+        )
+
+    done = with_reserve(settings.data_dir, roll_back)
     _print(as_json, done)
 
 

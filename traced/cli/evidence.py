@@ -93,6 +93,9 @@ def chain_lines(chain: EvidenceChain, judged_by: Mapping[str, int]) -> Iterator[
     for entry in chain.promotions:
         share = f" {100 * entry.share:g} %" if entry.share is not None else ""
         yield f"promotion    {entry.state}{share} {_signature(entry.who, entry.at, entry.reason)}"
+    if chain.adapter.quarantined_at is not None:
+        reason = sanitize_line(chain.adapter.quarantine_reason)
+        yield f"quarantine   since {chain.adapter.quarantined_at:%Y-%m-%d %H:%M} UTC, no traffic: {reason}"
     yield f"tests        {_of(chain.traffic.conversations, chain.traffic.routed, 'routed test')}"
     yield from _traffic_lines(chain.served)
     if chain.missing:

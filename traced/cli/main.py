@@ -110,6 +110,16 @@ VERBS = {
     "explain": Verb(
         "evidence", "explain", "Print the evidence behind an adapter, from the trajectories to its traffic."
     ),
+    "audit": Verb(
+        "audit",
+        "audit",
+        "List the audit log; print its head, to keep it elsewhere; or check that nobody has changed the log.",
+    ),
+    "verify": Verb(
+        "verify",
+        "verify",
+        "Check adapters, environments and the audit log against the hashes in the store; exit code 1 if any differs.",
+    ),
     "backup": Verb(
         "maintenance",
         "backup",
@@ -126,6 +136,11 @@ VERBS = {
     ),
     "keys": Verb(
         "keys", "keys", "API keys of the router. Without any key the router accepts all requests from this machine."
+    ),
+    "tokens": Verb(
+        "tokens",
+        "tokens",
+        "Tokens of the control API on TCP (api.port), one per person. The Unix socket needs none.",
     ),
     "engines": Verb(
         "engines",

@@ -37,19 +37,23 @@ def backup(
 ) -> None:
     """Write store, checkpoints, adapters, environments, runs and settings into one verified backup file."""
     if check is not None:
-        manifest, path = verify(check), check
+        manifest, path, changed = verify(check), check, []
         sentence = (
             f"{check} is complete: {len(manifest.members)} files, schema {manifest.schema}, "
             f"written at {manifest.made_at}"
         )
     else:
         result = back_up(read_settings(data_dir, overrides), file, now=datetime.now(UTC))
-        manifest, path = result.manifest, result.path
+        manifest, path, changed = result.manifest, result.path, result.changed
         sentence = f"Backed up {len(manifest.members)} files to {path} ({result.size / 1e6:.1f} MB), verified"
     if as_json:
-        print_json({"file": path, "size": path.stat().st_size, "manifest": manifest})
+        print_json({"file": path, "size": path.stat().st_size, "manifest": manifest, "changed": changed})
     else:
         console.print(sentence, highlight=False)
+        for name in changed:
+            text = f"{name} is in quarantine: its files are not those that were published. Next: traced verify"
+            console.print(text, highlight=False, markup=False)
+    raise typer.Exit(1 if changed else 0)
 
 
 def restore(

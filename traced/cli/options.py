@@ -25,7 +25,8 @@ Model = Annotated[
 Seed = Annotated[int | None, typer.Option("--seed", help="Seed of every random choice.", show_default=False)]
 Threads = Annotated[int | None, typer.Option("--threads", help="CPU threads; 0: all cores.", show_default=False)]
 ActorName = Annotated[
-    str, typer.Option("--who", help="Name of the deciding person (default: the user's name).", show_default=False)
+    str,
+    typer.Option("--who", help="Person on whose behalf you decide; your own name is stored too.", show_default=False),
 ]
 Reason = Annotated[str, typer.Option("--reason", help="Reason, stored with the decision.")]
 Adapter = Annotated[str, typer.Argument(help="Adapter version, e.g. error-recovery@v1.", show_default=False)]

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from store.status import PatchStatus, StageCostStatus, StoreStatus, store_status
+from store.status import PatchStatus, RunningStage, StageCostStatus, StoreStatus, store_status
 from store.text import sanitize_line
 from traced.cli.options import AsJson, DataDir, Overrides, parse_pair, read_settings
 from traced.cli.output import console, print_json
@@ -21,11 +21,13 @@ from traced.config.profiles import BUNDLED, profile
 from traced.core.errors import TracedError
 from traced.core.liveness import check_alive
 from traced.core.location import data_directory, default_socket, default_store_url, read_setting, store_url
+from traced.core.progress import duration
 from traced.gateway.spool_status import read_spool_status
 from traced.inference.adapter_base import known_base_digest
 from traced.ingest.losses import describe
 from traced.routing.router_files import describe_router
 
+SILENT_S = 120.0  # seconds without a sign of life after which a stage may have ended with its service
 LATE_S = 10.0  # seconds after which a recorded exchange should be in the store
 # Equals traced.prompt_optimization.patches.Remedy.PROMPT, whose module takes too long to import for this command.
 PROMPT_SUFFICES = "a prompt is enough"
@@ -136,6 +138,7 @@ def _adapter_rows(state: StoreStatus) -> list[dict[str, Any]]:
             "gate": adapter.gate,
             "decision": adapter.decision,
             "traffic": adapter.traffic,
+            "quarantine": adapter.changed,
             "conversations": adapter.conversations,
         }
         for adapter in state.adapters
@@ -151,6 +154,7 @@ def _as_json(state: StoreStatus, directory: Path) -> dict[str, Any]:
         "waiting": state.waiting,
         "parked": state.quarantined,
         "held_up": state.held_up,
+        "running": state.running,
         "costs": state.costs,
         "prompts": state.patches,
         "paused": state.paused,
@@ -166,6 +170,7 @@ def _cycle_lines(state: StoreStatus) -> Iterator[str]:
     for patch in state.patches:
         if patch.enough == PROMPT_SUFFICES:
             yield _offer(patch)
+    yield from map(_progress_line, state.running)
     for target, cause in state.asked_for.items():
         condition = "It starts when no cycle is unfinished, the service runs and the target is not paused"
         yield f"Pending: a cycle of {target}, {cause}. {condition}"
@@ -176,6 +181,10 @@ def _cycle_lines(state: StoreStatus) -> Iterator[str]:
     for stage in state.held_up:
         subject = f"{stage.stage} of {stage.capability or stage.cycle} ({stage.reason})"
         yield f"Blocked: {subject}. The service retries it; to find the cause: traced doctor"
+    for adapter in state.adapters:
+        if adapter.changed:
+            consequence = "live in the log, it takes no traffic" if adapter.live else "it takes no traffic"
+            yield f"Quarantined: {adapter.name}, {consequence} ({sanitize_line(adapter.changed)}). See traced verify"
     for entry in state.quarantined:
         subject = f"{entry.stage} of {entry.capability or entry.cycle}, tried {entry.tried} times ({entry.reason})"
         yield f"Quarantined: {subject}. To retry: traced release {entry.id}"
@@ -212,6 +221,17 @@ def _cost_row(cost: StageCostStatus) -> dict[str, Any]:
         "cost": f"{suffix}{cost.cost:.4g}",
         "seconds": f"{cost.seconds:.0f}",
     }
+
+
+def _progress_line(stage: RunningStage) -> str:
+    subject = f"{stage.stage} of {stage.capability or stage.cycle}"
+    counts = f"{stage.done} of {stage.total} ({stage.done / stage.total:.0%})" if stage.total else str(stage.done or "")
+    phase = stage.phase if stage.phase != stage.stage else ""
+    progress = " ".join(filter(None, (sanitize_line(phase), counts)))
+    line = f"Running: {subject}{': ' if progress else ''}{progress}, for {duration(stage.running_s)}"
+    if stage.silent_s > SILENT_S:
+        line += f"; no sign of life for {duration(stage.silent_s)}: traced status --alive checks the service"
+    return line
 
 
 def _offer(patch: PatchStatus) -> str:

@@ -15,7 +15,7 @@ from traced.client.models import Approval, DecisionRequest, Done, Model, Policy,
 from traced.client.transport import Transport, part
 
 Answer = Literal["pass", "fail", "inconclusive"]
-ApprovalStatus = Literal["waiting", "approved", "rejected", "not passed"]
+ApprovalStatus = Literal["waiting", "approved", "rolled back", "superseded", "rejected", "not passed"]
 
 
 class DecisionView(Model):
@@ -258,7 +258,7 @@ class Prompts:
         return await self._daemon.list("/prompts", PatchView, limit=limit)
 
     async def approve(self, patch: str, reason: str = "", actor: str = "") -> Done:
-        """Approve a prompt patch, named by the first digits of its id; ``actor`` decides, by default the caller."""
+        """Approve a prompt patch, named by the first digits of its id; ``actor`` is whom the caller acts for."""
         return await self._daemon.post(f"/prompts/{part(patch)}/approve", Reason(reason=reason, who=actor))
 
     async def reject(self, patch: str, reason: str = "", actor: str = "") -> Done:

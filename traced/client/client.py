@@ -118,7 +118,7 @@ class Client:
         Args:
             adapter: name of the version.
             reason: reason of the decision.
-            actor: who decides, by default the caller.
+            actor: person on whose behalf the caller decides, if that is another one.
             policy: how it takes traffic, by default as the service's settings say.
             tag: tag of the state on which the decision is based; it is refused if the state has changed since.
         """
@@ -130,11 +130,16 @@ class Client:
         query = DecisionRequest(reason=reason, who=actor, tag=tag)
         return await self._daemon.post(f"/adapters/{part(adapter)}/reject", query)
 
-    async def roll_back(self, adapter: str | None = None, reason: str = "", actor: str = "", *, tag: str = "") -> Done:
-        """Roll back the promotion of the named adapter, or the last promotion unless it is rolled back already."""
+    async def roll_back(
+        self, adapter: str | None = None, reason: str = "", actor: str = "", *, tag: str = "", key: str = ""
+    ) -> Done:
+        """Roll back the promotion of the named adapter, or the last promotion unless it is rolled back already.
+
+        A repetition with the same idempotency ``key`` changes nothing.
+        """
         path = f"/adapters/{part(adapter)}/rollback" if adapter else "/rollback"
         query = DecisionRequest(reason=reason, who=actor, tag=tag if adapter else "")
-        return await self._daemon.post(path, query)
+        return await self._daemon.post(path, query, key=key)
 
     async def reload(self, reason: str = "", actor: str = "") -> Done:
         """Make the service reload its settings."""

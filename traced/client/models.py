@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-Role = Literal["local", "operator", "read-only"]
+Role = Literal["local", "viewer", "operator", "admin"]
 Policy = Literal["immediate", "canary", "shadow"]  # how an approved adapter goes live
 
 
@@ -66,6 +66,7 @@ class AdapterView(Model):
     conversations: int
     trial: str = ""  # "canary" or "shadow" while it is on trial
     share: float | None = None  # of a canary: its share of the conversations of its capability
+    quarantine: str = ""  # which of its files have changed, so that it takes no traffic
 
 
 class TargetView(Model):
@@ -158,7 +159,7 @@ class Status(Model):
     since: datetime
     data_dir: str
     state: Literal["starting", "ready", "draining"]
-    role: Role = Field(description="role of the caller; a read-only caller may change nothing")
+    role: Role = Field(description="role of the caller; a viewer may change nothing")
     target: TargetView
     running: str | None = Field(description="id of the running cycle")
     doing: list[str] = Field(default=[], description="running stages of that cycle")
@@ -188,7 +189,7 @@ class EventView(Model):
 
 
 class AuditView(Model):
-    """One audited act."""
+    """One audited act; ``hash`` covers it and the hash of the entry before."""
 
     seq: int
     at: datetime
@@ -198,13 +199,18 @@ class AuditView(Model):
     subject: str
     reason: str
     detail: dict[str, Any]
+    hash: str = ""
 
 
 class Reason(Model):
-    """Why somebody does something, for the record, and in whose name where that is not the one who asks."""
+    """The reason of an action, and the person on whose behalf the caller acts."""
 
     reason: str = Field(default="", max_length=2000)
-    who: str = Field(default="", max_length=200)
+    who: str = Field(
+        default="",
+        max_length=200,
+        description="person on whose behalf the caller acts; the audit log has both",
+    )
 
 
 class DecisionRequest(Reason):

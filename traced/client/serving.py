@@ -68,6 +68,7 @@ class ModelView(Model):
         default=None, description="of a canary: its share of the conversations of its capability"
     )
     brought_back: str = Field(default="", description="model that serves after a rollback; base is the base model")
+    quarantine: str = Field(default="", description="which of its files have changed, so that it takes no traffic")
     hour: int = 0
     day: int = 0
     of_day: float | None = None

@@ -72,12 +72,12 @@ class Transport:
             kind.model_validate(item_type) for item_type in (await self.ask("GET", path, query=_query(query))).json()
         ]
 
-    async def post(self, path: str, body: BaseModel, *, patient: bool = False) -> Done:
+    async def post(self, path: str, body: BaseModel, *, patient: bool = False, key: str = "") -> Done:
         """Send an action; ``patient`` waits without a limit, for a safe point of a training or an upload.
 
-        It is carried out once, also if the connection breaks and it is repeated.
+        It is carried out once, also if the connection breaks and it is repeated; ``key`` is its idempotency key.
         """
-        answer = await self.ask("POST", path, body=body.model_dump(), patient=patient, key=uuid.uuid4().hex)
+        answer = await self.ask("POST", path, body=body.model_dump(), patient=patient, key=key or uuid.uuid4().hex)
         return Done.model_validate_json(answer.content)
 
     async def ask(

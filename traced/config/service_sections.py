@@ -54,13 +54,20 @@ def _validate_cron(expression: str) -> str:
     return expression
 
 
+# Removed settings, each with the command that takes its place.
+REMOVED = {
+    "api.operator_token_file": "traced tokens add NAME --role operator",
+    "api.read_token_file": "traced tokens add NAME --role viewer",
+}
+
+
 class ApiSection(Section):
     """The control API; the account that runs the service can always use the Unix socket in the data directory."""
 
     host: str = Field(default="127.0.0.1", description="address to listen on if a port is set")
-    port: int = Field(default=0, ge=0, le=65535, description="TCP port, which needs a token; 0: none")
-    operator_token_file: str = Field(default="", description="file with the token for full access")
-    read_token_file: str = Field(default="", description="file with the token for read-only access")
+    port: int = Field(
+        default=0, ge=0, le=65535, description="TCP port, where callers need a token (traced tokens add); 0: none"
+    )
 
 
 class TriggersSection(Section):

@@ -45,6 +45,7 @@ from traced.config.engine_section import RENAMED, EngineSection
 from traced.config.profiles import BUNDLED, profile
 from traced.config.section import Section
 from traced.config.service_sections import (
+    REMOVED,
     ApiSection,
     DevicesSection,
     ExecutorSection,
@@ -393,6 +394,12 @@ def _refuse_unknown(flat: Mapping[str, object], source: str, *, as_variable: boo
     for key in flat:
         if key in valid or key in RENAMED:
             continue
+        if key in REMOVED:
+            raise ConfigError(
+                f'"{_variable(key) if as_variable else key}" {source} was removed: remove it, and give every person a'
+                " token of their own",
+                hint=REMOVED[key],
+            )
         nearest_key = _nearest(key, valid)
         display_key, display_nearest = (_variable(key), _variable(nearest_key)) if as_variable else (key, nearest_key)
         raise ConfigError(

@@ -5,6 +5,7 @@
     ├── DiskError
     ├── GateError                   the episodes cannot be compared (missing pairs, infrastructure failures)
     ├── PromotionError              an adapter version cannot be published, approved, rejected or rolled back
+    │   └── AdapterChanged          its files are not those that were published
     ├── HostError
     │   ├── AlreadyRunning          another live process holds the data directory
     │   ├── ServiceSilent           a live process holds the data directory and does not respond
@@ -54,6 +55,18 @@ class GateError(TracedError):
 
 class PromotionError(TracedError):
     """An adapter version cannot be published, approved, rejected or rolled back."""
+
+
+class AdapterChanged(PromotionError):
+    """The files of an adapter version are not those that were published; ``reason`` names the files."""
+
+    def __init__(self, adapter: str, reason: str) -> None:
+        super().__init__(
+            f"{adapter} is not what was published: {reason}",
+            hint=f"restore its files from a backup, then: traced verify --release {adapter}",
+        )
+        self.adapter = adapter
+        self.reason = reason
 
 
 class HostError(TracedError):

@@ -12,10 +12,10 @@ id, and start of the process in clock ticks since boot (proc(5)), which no later
 import contextlib
 import errno
 import fcntl
-import getpass
 import json
 import os
 import platform
+import pwd
 import secrets
 import socket
 import time
@@ -33,6 +33,7 @@ from traced.core.permissions import FILE, FOLDER, check_directory
 OWNER_FILE = "sandbox-owner"
 SERVICE_LOCK = "traced.lock"
 CYCLE_LOCK = "cycle.lock"
+SERVICE = "service"
 # Several attempts, because ``current_holder`` takes the lock for an instant, which must not stop a daemon from
 # starting.
 LOCK_ATTEMPTS = 10
@@ -45,12 +46,16 @@ START_FIELD = 22 - 3
 
 @dataclass(frozen=True)
 class Holder:
-    """The process that holds a data directory; ``since`` is ISO 8601 in UTC. Empty if the file is unreadable."""
+    """The process that holds a data directory; ``since`` is ISO 8601 in UTC. Empty if the file is unreadable.
+
+    ``purpose`` is ``SERVICE`` for the service, "" for a command.
+    """
 
     pid: int = 0
     host: str = ""
     since: str = ""
     version: str = ""
+    purpose: str = ""
 
     def __str__(self) -> str:
         if not self.pid:
@@ -60,7 +65,7 @@ class Holder:
 
 @contextmanager
 def hold_directory(
-    data_dir: Path, *, now: Callable[[], datetime], version: str, file_name: str = SERVICE_LOCK
+    data_dir: Path, *, now: Callable[[], datetime], version: str, file_name: str = SERVICE_LOCK, purpose: str = ""
 ) -> Iterator[Holder]:
     """Hold the lock of a data directory during the block.
 
@@ -77,7 +82,7 @@ def hold_directory(
                 f"{data_dir} is in use by {_read_holder(descriptor)}",
                 hint=f"check it with traced status --data-dir {data_dir}, or choose another --data-dir",
             )
-        this_process = Holder(os.getpid(), socket.gethostname(), now().isoformat(timespec="seconds"), version)
+        this_process = Holder(os.getpid(), socket.gethostname(), now().isoformat(timespec="seconds"), version, purpose)
         _write_holder(descriptor, json.dumps(asdict(this_process)) + "\n", path)
         yield this_process
         os.ftruncate(descriptor, 0)
@@ -87,11 +92,11 @@ def hold_directory(
 
 
 @contextmanager
-def exclusive_access(data_dir: Path, now: datetime) -> Iterator[None]:
+def exclusive_access(data_dir: Path, now: datetime, purpose: str = "") -> Iterator[None]:
     """Hold both locks of a data directory during the block: no service runs and no command works on cycles."""
     traced_version = version("traced")
     with (
-        hold_directory(data_dir, now=lambda: now, version=traced_version),
+        hold_directory(data_dir, now=lambda: now, version=traced_version, purpose=purpose),
         hold_directory(data_dir, now=lambda: now, version=traced_version, file_name=CYCLE_LOCK),
     ):
         yield
@@ -131,11 +136,16 @@ def process_of(holder: str) -> int | None:
 
 def this_user() -> str:
     """Return the name of the user of this process."""
+    return user_name(os.getuid())
+
+
+def user_name(uid: int) -> str:
+    """Return the name of a Unix user, "uid 10001" if it has none, as in some containers."""
+    # Never from LOGNAME or USER, which anybody can set: the name is stored as that of an authenticated person.
     try:
-        return getpass.getuser()
-    except (OSError, KeyError):
-        # In some containers the user id has no name.
-        return f"uid {os.getuid()}"
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return f"uid {uid}"
 
 
 def sandbox_owner(data_dir: Path) -> str:

@@ -167,7 +167,7 @@ class Progress:
         line.figure = figure or line.figure
         line.done_at_end = line.done
         line.done = line.total or line.done
-        self._print_plain(line, f"done in {_duration(line.elapsed(line.finished_at))}")
+        self._print_plain(line, f"done in {duration(line.elapsed(line.finished_at))}")
 
     def fail(self, key: str, figure: str) -> None:
         """Mark a running stage as failed."""
@@ -209,7 +209,7 @@ class Progress:
         seconds_left = self.seconds_left()
         if seconds_left is None:
             return "time left unknown"
-        return f"about {_duration(seconds_left)} left" if seconds_left else ""
+        return f"about {duration(seconds_left)} left" if seconds_left else ""
 
     def _slowdown(self, now: float, kind: str) -> float | None:
         """Return measured over expected seconds of what was done so far, of this kind if any; None without any."""
@@ -227,7 +227,8 @@ class Progress:
             self.note(f"{f'[{time_left}] ' if time_left else ''}{line.title} {status}{figure}")
 
 
-def _duration(seconds: float) -> str:
+def duration(seconds: float) -> str:
+    """Format a duration in seconds, e.g. "3 min 05 s"."""
     rounded = round(seconds)
     return f"{rounded // 60} min {rounded % 60:02d} s" if rounded >= 60 else f"{rounded} s"
 
@@ -250,4 +251,4 @@ def _progress_bar(line: StageLine, now: float) -> ProgressBar:
 
 
 def _elapsed_text(line: StageLine, now: float) -> Text:
-    return Text(_duration(line.elapsed(now)) if line.started_at is not None else "", style="dim")
+    return Text(duration(line.elapsed(now)) if line.started_at is not None else "", style="dim")

@@ -1,7 +1,7 @@
 """Which changed settings take effect without a restart, and the audit of changes by reload and restart.
 
     LIVE    at once
-    FIXED   after a restart, except for the keys in LIVE
+    FIXED   after a restart
     others  with the next cycle; a running cycle keeps its settings
 
 Invariants: ``DIR/settings-in-force.json`` (mode 0600) holds the current settings without secrets and is written after
@@ -28,9 +28,8 @@ from traced.core.redaction import redacted
 from traced.registry import decisions
 from traced.registry.decision_rules import Action
 
-TOKENS = ("api.operator_token_file", "api.read_token_file")
-LIVE = ("log", "notify", "devices", "retention", "triggers", "promotion", "prompting", *TOKENS)
-FIXED = ("target", *EXCLUDED_SECTIONS)  # sections that need a restart, except for LIVE keys
+LIVE = ("log", "notify", "devices", "retention", "triggers", "promotion", "prompting")
+FIXED = ("target", *EXCLUDED_SECTIONS)  # need a restart
 # Addresses and arguments of hooks may hold secrets: only their names are logged and audited.
 HOOKS = ("notify.webhooks", "notify.commands")
 
@@ -62,7 +61,7 @@ def public_values(settings: Settings) -> dict[str, Any]:
 def takes_effect(key: str) -> bool:
     """Whether a change of this dotted key takes effect without a restart."""
     section = key.partition(".")[0]
-    return key in LIVE or section in LIVE or section not in FIXED
+    return section in LIVE or section not in FIXED
 
 
 def _merge(running: Settings, updated: Settings, keys: list[str]) -> Settings:

@@ -8,7 +8,8 @@ A thread checks the copies of the versions that the router needs, starts a threa
 downloaded, and removes other copies once no engine has them loaded. All are daemon threads, so that an object store
 that hangs does not hold up the end of the router.
 
-Invariants: an engine is asked to load a copy only after its files had the SHA-256 of the database in this process. A
+Invariants: an engine is asked to load a copy only after its files had the SHA-256 of the database in this process
+(``traced.gateway.adapter_files`` checks them once more at each load). A
 failed download is repeated until it succeeds or the version is no longer required. A download that hangs holds back
 no other version, in this process or another. A rollback waits for no download.
 """
@@ -29,7 +30,8 @@ from traced.config.settings import Settings
 from traced.core.errors import TracedError
 from traced.gateway.engines import Replica
 from traced.inference.errors import ServingError
-from traced.registry.adapter_store import AdapterStore, folder_name, is_intact, is_url
+from traced.registry.adapter_store import AdapterStore, StoredFilesChanged, folder_name, is_url
+from traced.registry.integrity import changed_files
 from traced.registry.publication import is_published_in
 
 FOLDER = "adapter-cache"
@@ -75,11 +77,13 @@ class AdapterCache:
 
     Args:
         is_loaded: Returns whether an engine has the version of this name loaded, or serves a request with it.
+        on_changed: Called with a version, and a reason, whose files in the object store are not those published.
     """
 
     store: AdapterStore
     folder: Path
     is_loaded: Callable[[str], bool]
+    on_changed: Callable[[AdapterVersion, str], None] = lambda version, reason: None
     clock: Callable[[], float] = time.monotonic
     # None until the router knows what is live: nothing is removed before.
     _required: dict[Path, AdapterVersion] | None = None
@@ -106,6 +110,11 @@ class AdapterCache:
         download = self._missing.get(path)
         problem = download.retry.problem if download is not None else ""
         raise ServingError(problem or f"it is being downloaded from {self.store.display_url}")
+
+    def discard(self, path: Path) -> None:
+        """Have the copy in ``path`` checked again, and fetched again if it is damaged."""
+        with self._lock:
+            self._complete.discard(path)
 
     async def start(self) -> None:
         """Download what is required once, and return when that has ended or after ``START_S``."""
@@ -183,6 +192,8 @@ class AdapterCache:
                     self.store.download(entry.version, path)
         except Exception as error:
             entry.retry.add_failure(entry.version.name, error, self.clock())
+            if isinstance(error, StoredFilesChanged):
+                self.on_changed(entry.version, error.message)
             return
         with self._lock:
             self._set_complete(path)
@@ -233,7 +244,7 @@ class AdapterCache:
 def _is_usable(path: Path, version: AdapterVersion) -> bool:
     """Return whether the copy is intact; a disk that cannot read it, or a worker that replaces it, has it fetched."""
     try:
-        return path.is_dir() and is_intact(path, version)
+        return path.is_dir() and not changed_files(path, version.files)
     except OSError:
         return False
 
@@ -242,7 +253,11 @@ def _staging(path: Path) -> Path:
     return path.with_name(f".{path.name}{PARTIAL}")
 
 
-def open_cache(settings: Settings, replicas: Callable[[], Iterable[Replica]]) -> AdapterCache | None:
+def open_cache(
+    settings: Settings,
+    replicas: Callable[[], Iterable[Replica]],
+    on_changed: Callable[[AdapterVersion, str], None] = lambda version, reason: None,
+) -> AdapterCache | None:
     """Return the cache of the settings, None without an object store; raises ``AdapterStoreError``."""
     root = settings.serving.adapters_root
     if not is_url(root):
@@ -253,7 +268,7 @@ def open_cache(settings: Settings, replicas: Callable[[], Iterable[Replica]]) ->
     def is_loaded(name: str) -> bool:
         return any(name in replica.loaded or replica.running[name] for replica in replicas())
 
-    return AdapterCache(store, settings.data_dir / FOLDER, is_loaded)
+    return AdapterCache(store, settings.data_dir / FOLDER, is_loaded, on_changed)
 
 
 def adapter_check(cache: AdapterCache | None, check_base: Callable[[Path], None]) -> Callable[[Path], None]:

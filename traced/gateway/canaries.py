@@ -8,6 +8,7 @@ Invariant: a decision is based on the newest log entry and written in the same t
 people therefore do not interfere, and a version that a person rolled back stays rolled back.
 """
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -16,18 +17,24 @@ from sqlalchemy import Engine
 from sqlmodel import Session
 
 from store.database import read_session, write_session
-from store.records import Feedback, Promotion, PromotionEntry, PromotionState
+from store.records import AdapterVersion, Feedback, Promotion, PromotionEntry, PromotionState
 from store.repositories import promotions, serving
+from store.repositories.adapters import get_adapter, quarantined_adapters
 from store.types import Outcome
 from traced.config.settings import Settings
+from traced.core.errors import AdapterChanged, PromotionError
 from traced.evaluation.sequential import Arm
 from traced.notifications.messages import announce, canary_ended
+from traced.registry.adapter_store import local_folder
 from traced.registry.canary import Judgement, Stratum, Verdict, judge
 from traced.registry.decision_rules import Action
 from traced.registry.decisions import record
+from traced.registry.integrity import check_files, quarantining
 from traced.scoring.evidence import Labels
 
 ACTOR = "traced canary"
+
+log = logging.getLogger(__name__)
 
 
 @dataclass
@@ -45,15 +52,28 @@ class Canaries:
         with read_session(self.store) as session:
             last_feedback = serving.last_feedback(session)
             trials = promotions.trials(session)
-        canaries = [trial for trial in trials if trial.promotion.state is PromotionState.CANARY]
+            quarantined = quarantined_adapters(session)
+        canaries = [
+            trial
+            for trial in trials
+            if trial.promotion.state is PromotionState.CANARY and trial.promotion.adapter not in quarantined
+        ]
         for trial in canaries:
             state = (trial.seq, last_feedback)
             if self._reviewed.get(trial.promotion.adapter) == state:
                 continue
-            with write_session(self.store) as session:
-                if promotions.is_newest_entry(session, trial):
-                    judgement = judge(strata(session, trial.promotion.adapter, self.labels), self.settings.promotion)
-                    self._apply(session, trial, judgement, at)
+            try:
+                with (
+                    quarantining(self.store, self.settings.notify.names, lambda: at),
+                    write_session(self.store) as session,
+                ):
+                    if promotions.is_newest_entry(session, trial):
+                        evidence = strata(session, trial.promotion.adapter, self.labels)
+                        self._apply(session, trial, judge(evidence, self.settings.promotion), at)
+            except AdapterChanged:
+                continue  # logged, and a person was told
+            except PromotionError as error:
+                log.warning("canary %s does not go live: %s", trial.promotion.adapter, error)
             self._reviewed[trial.promotion.adapter] = state
 
     def _apply(self, session: Session, trial: PromotionEntry, judgement: Judgement, at: datetime) -> None:
@@ -63,6 +83,7 @@ class Canaries:
             promotions.put_on_trial(session, Promotion(name, state, ACTOR, at, judgement.why, share=judgement.share))
             record(session, action, "canary step", name, share=judgement.share)
         elif judgement.verdict is Verdict.FINISH:
+            self._check_files(get_adapter(session, name))
             promotions.promote(session, name, actor=ACTOR, at=at, reason=judgement.why)
             record(session, action, "canary promoted", name)
             self._notify(session, trial, "is live", judgement.why, at)
@@ -70,6 +91,12 @@ class Canaries:
             promotions.roll_back(session, name, actor=ACTOR, at=at, reason=judgement.why)
             record(session, action, "canary rolled back", name)
             self._notify(session, trial, "was rolled back", judgement.why, at)
+
+    def _check_files(self, version: AdapterVersion) -> None:
+        """Raise ``AdapterChanged`` if the files on this machine differ; a router without them checked its copy."""
+        folder = local_folder(version, self.settings.serving.adapters_root)
+        if folder.is_dir():
+            check_files(version, folder)
 
     def _notify(self, session: Session, trial: PromotionEntry, ending: str, reason: str, at: datetime) -> None:
         message = canary_ended(trial.promotion.adapter, trial.seq, ending, reason)

@@ -151,6 +151,8 @@ class Pool:
         slots: The number of adapters that each engine holds at most, with those of others; 0: ``max_adapters``.
         adapters: The adapter versions that should be loaded, with their directories.
         check_adapter: Raises ``ModelError`` for the folder of an adapter of another base model.
+        verify_adapter: Raises ``ServingError`` for a folder whose files are not those of the version, and returns a
+            function that does so after an engine has loaded them.
         wake_after_s: Seconds that requests wait at most for an engine that a training has put to sleep.
         wakes_under_lease: Whether an engine can be woken while the training holds its GPU; if not, the GPU is requested
             back, and the engine is woken once the lease has ended.
@@ -162,6 +164,7 @@ class Pool:
     max_adapters: int
     adapters: Mapping[str, Path] = field(default_factory=dict)
     check_adapter: Callable[[Path], None] = lambda path: None
+    verify_adapter: Callable[[Path], Callable[[], None]] = lambda path: lambda: None
     slots: int = 0
     wake_after_s: float = 5.0
     wakes_under_lease: bool = True
@@ -410,7 +413,14 @@ class Pool:
 
     async def _load_checked(self, replica: Replica, name: str, path: Path) -> None:
         await asyncio.to_thread(self.check_adapter, path)
+        verify_loaded = await asyncio.to_thread(self.verify_adapter, path)
         await replica.client.load_adapter(name, path)
+        try:
+            # The engine may have read other bytes than were verified before.
+            await asyncio.to_thread(verify_loaded)
+        except ServingError:
+            await replica.client.unload_adapter(name)
+            raise
 
 
 async def _preflight(replica: Replica) -> EnginePreflight | None:

@@ -1,16 +1,17 @@
 """Follow the adapter versions that are live or on trial in the store, and split the conversations of a trial.
 
 Invariants: a version that is rolled back gets no new request from the next poll on (``POLL_S``), before it is unloaded.
-Its conversations continue with the capability's live version or the base model. A version that was superseded keeps its
-conversations for ``expiry_s`` seconds, if the engines have slots for it. While the store does not answer, the last
-state is used.
+Its conversations continue with the capability's live version or the base model. The same holds for a version in
+quarantine: what its rollback would restore is live in its place, and a trial of it or against it pauses. A version that
+was superseded keeps its conversations for ``expiry_s`` seconds, if the engines have slots for it. While the store does
+not answer, the last state is used.
 """
 
 import asyncio
 import contextlib
 import hashlib
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -21,14 +22,21 @@ from sqlmodel import Session
 from store.database import read_session
 from store.errors import StoreError
 from store.records import AdapterVersion, PromotionEntry, PromotionState, RouterKey
-from store.repositories.adapters import cycles_with_adapters, get_adapter
-from store.repositories.promotions import last_promotion, live_adapters, newest_promotions, trials
+from store.repositories.adapters import cycles_with_adapters, get_adapter, quarantined_adapters
+from store.repositories.promotions import (
+    last_promotion,
+    live_adapters,
+    newest_promotions,
+    serving_adapters,
+    trials,
+)
 from store.repositories.routers import fitted_routers, last_fit
 from store.repositories.serving import list_keys
 from traced.core.errors import TracedError
 from traced.core.files import publish_file
 from traced.gateway.access import KeyRing
 from traced.gateway.adapter_cache import AdapterCache
+from traced.gateway.adapter_files import AdapterFiles
 from traced.gateway.engines import Pool
 from traced.gateway.store_calls import call_store
 from traced.inference.client import BASE
@@ -58,6 +66,7 @@ class LiveVersions:
         classifier: The fitted router; None if none covers all ``routes``, for ``classifier_problem``.
         classifier_files: The files that may hold a fitted router, newest first.
         file_times: The modification times of these files when they were read.
+        quarantined: The versions in quarantine, which are nowhere else in this state.
     """
 
     seq: int = -1
@@ -71,6 +80,7 @@ class LiveVersions:
     classifier_problem: str = ""
     classifier_files: tuple[Path, ...] = ()
     file_times: tuple[int, ...] = ()
+    quarantined: frozenset[str] = frozenset()
 
     def current_model(self, model: str, serves: Callable[[str], bool]) -> str:
         """Return the model that now serves a conversation routed to ``model``.
@@ -111,6 +121,7 @@ class PromotionFollower:
         base_digest: Returns the digest of the base model's weights; "" if there are none.
         adapters_root: The data directory of the cycles, if it is mounted elsewhere; None: it is where they wrote it.
         cache: The copies of adapters from an object store; None: without one.
+        files: The files of the adapters, which are verified when an engine loads them; None: they are not.
     """
 
     store: Engine
@@ -121,6 +132,7 @@ class PromotionFollower:
     base_digest: Callable[[], str] = lambda: ""
     adapters_root: Path | None = None
     cache: AdapterCache | None = None
+    files: AdapterFiles | None = None
     _fitted_at: datetime | None = None
     _copy_error: str = ""
     live: LiveVersions = field(default_factory=LiveVersions)
@@ -166,24 +178,38 @@ class PromotionFollower:
             self.keys.by_hash = _valid_keys(list_keys(session))
             self._try_copy_fitted_routers(session)
             seq = last_promotion(session)
-            if seq == self.live.seq and not self._is_outdated():
+            quarantined = frozenset(quarantined_adapters(session))
+            if seq == self.live.seq and quarantined == self.live.quarantined and not self._is_outdated():
                 return None
-            trials_by_capability = {trial.capability: trial for trial in trials(session)}
-            live_names = [promotion.adapter for promotion in live_adapters(session)]
+            live_names = serving_adapters(session)
+            intact_trials = {
+                trial.capability: trial for trial in trials(session) if trial.promotion.adapter not in quarantined
+            }
+            # Results against a control in quarantine would not count: the trial pauses, and the conversations that the
+            # challenger has already stay there.
+            live_in_log = [promotion.adapter for promotion in live_adapters(session)]
+            paused = {capability_of(name) for name in live_in_log if name in quarantined}
+            trials_by_capability = {
+                capability: trial for capability, trial in intact_trials.items() if capability not in paused
+            }
             records = {name: adapter_capability(session, name)[0] for name in live_names}
             versions = {record.capability: name for name, record in records.items()}
-            trial_names = [trial.promotion.adapter for trial in trials_by_capability.values()]
+            trial_names = [trial.promotion.adapter for trial in intact_trials.values()]
             records |= {name: adapter_capability(session, name)[0] for name in trial_names}
             # In the routing prompt a trial's control represents the capability; conversations routed to it are split
             # between control and challenger afterwards.
             challengers = {
-                trial.promotion.adapter for capability, trial in trials_by_capability.items() if capability in versions
-            }
+                trial.promotion.adapter
+                for capability, trial in intact_trials.items()
+                if capability in versions or capability in paused
+            } - set(live_names)
             routes = {name: adapter_route(session, name) for name in records if name not in challengers}
-            superseded = self._superseded(session, self.pool.max_adapters - len(records))
+            superseded = self._superseded(session, {*records, *quarantined}, self.pool.max_adapters - len(records))
             cycles = cycles_with_adapters(session)
         all_records = records | {name: record for name, (record, _) in superseded.items()}
         paths = {name: self._location(record) for name, record in all_records.items()}
+        if self.files is not None:
+            self.files.versions = {paths[name]: record for name, record in all_records.items()}
         if self.cache is not None:
             self.cache.require({paths[name]: record for name, record in all_records.items()})
         files = tuple(classifier_file(self.data_dir, cycle_id) for cycle_id in cycles) if routes else ()
@@ -203,6 +229,7 @@ class PromotionFollower:
             problem,
             files,
             file_times,
+            quarantined,
         )
 
     def _try_copy_fitted_routers(self, session: Session) -> None:
@@ -232,12 +259,15 @@ class PromotionFollower:
         has_new_files = modification_times(self.live.classifier_files) != self.live.file_times
         return has_new_files or (deadline is not None and self.now() > deadline)
 
-    def _superseded(self, session: Session, slots: int) -> dict[str, tuple[AdapterVersion, datetime]]:
-        """Return the versions superseded last, and when they are dropped; at most ``slots``."""
+    def _superseded(
+        self, session: Session, excluded: Container[str], slots: int
+    ) -> dict[str, tuple[AdapterVersion, datetime]]:
+        """Return the versions superseded last, and when they are dropped; at most ``slots``, none of ``excluded``."""
+        promotions = [entry.promotion for entry in newest_promotions(session)]
         entries = [
-            entry.promotion
-            for entry in newest_promotions(session)
-            if entry.promotion.state is PromotionState.SUPERSEDED
+            promotion
+            for promotion in promotions
+            if promotion.state is PromotionState.SUPERSEDED and promotion.adapter not in excluded
         ]
         ends = {entry.adapter: entry.at + timedelta(seconds=self.expiry_s) for entry in entries}
         recent = sorted((name for name, end in ends.items() if end > self.now()), key=ends.__getitem__, reverse=True)

@@ -22,8 +22,10 @@ from store.database import open_store
 from traced.config.engine_section import STORE
 from traced.config.settings import Settings
 from traced.core.gpus import gpu_ids
+from traced.core.reserve import create_reserve
 from traced.gateway.access import LOOPBACK, Access, ConcurrencyLimit, KeyConcurrency
 from traced.gateway.adapter_cache import adapter_check, open_cache
+from traced.gateway.adapter_files import AdapterFiles
 from traced.gateway.app import BackgroundTask, Gateway, running, serve_application
 from traced.gateway.bodies import MB
 from traced.gateway.conversation_writer import ConversationWriter
@@ -91,6 +93,8 @@ async def serve(settings: Settings, ready: Callable[[str], None]) -> None:
     async with AsyncExitStack() as stack:
         store = open_store(settings.store_url)
         stack.callback(store.dispose)
+        if settings.store_url.startswith("sqlite"):
+            create_reserve(settings.data_dir)
         recorder = supervised_recorder(settings)
         # Callbacks run in reverse order: requests end first, then the recorder stops, then the rest of the spool is
         # stored.
@@ -160,12 +164,14 @@ async def open_gateway(
     def connect(url: str) -> Replica:
         return Replica(GatewayEngineClient(url, upstream, silence_s=settings.engine.silence_s, key=key))
 
-    cache = open_cache(settings, lambda: pool.replicas)
+    files = AdapterFiles(store, settings.notify.names, now)
+    cache = files.cache = open_cache(settings, lambda: pool.replicas, files.report_stored_copy)
     peers = Peers(store, now, siblings=section.workers - 1 if worker else 0)
     pool = Pool(
         [],
         section.max_adapters,
         check_adapter=adapter_check(cache, base_check(settings)),
+        verify_adapter=files.verify,
         slots=max_adapters(settings),
         wake_after_s=section.busy_s,
         wakes_under_lease=not alternates_with_training(settings, gpu_ids()),
@@ -182,6 +188,7 @@ async def open_gateway(
         partial(weights_of, settings),
         Path(section.adapters_root) if section.adapters_root and cache is None else None,
         cache,
+        files,
     )
 
     def live() -> LiveVersions:

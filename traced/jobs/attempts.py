@@ -311,7 +311,7 @@ class _LastReport:
         if report.kind is ReportKind.STARTED:
             self.pid = report.data.get("pid")
         elif report.kind is ReportKind.PROGRESS:
-            self.progress = {"phase": report.data["phase"], "done": report.data["done"]}
+            self.progress = {key: report.data[key] for key in ("phase", "done", "total") if key in report.data}
         self.changed.set()
 
 

@@ -20,21 +20,26 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from importlib.metadata import version
 from pathlib import Path
 
 from sqlalchemy.engine import make_url
 
-from store.database import connect, revision
+from store.database import connect, read_session, revision
+from store.repositories.adapters import list_adapters
+from store.schema_version import HEAD
 from traced.config.settings import Settings
+from traced.core.errors import AdapterChanged
 from traced.core.files import flush, free_name, make_folder
 from traced.core.location import find_settings_file
 from traced.maintenance import archive
 from traced.maintenance.archive import Manifest, Writer
 from traced.maintenance.databases import copy_sqlite, dump_postgres, is_sqlite
 from traced.maintenance.errors import BackupFailed
+from traced.registry.integrity import quarantine
+from traced.registry.publication import MANIFEST as ADAPTER_MANIFEST
 from traced.registry.publication import NAME
 
 
@@ -74,11 +79,15 @@ STORE, DUMP, CHECKPOINTS, CONFIG = "traced.db", "store.dump", "checkpoints.db", 
 
 @dataclass(frozen=True)
 class Backup:
-    """A backup that was written and verified; ``size`` in bytes."""
+    """A backup that was written and verified; ``size`` in bytes.
+
+    ``changed`` names the adapter versions in it whose files are not what was published.
+    """
 
     path: Path
     size: int
     manifest: Manifest
+    changed: list[str] = field(default_factory=list)
 
 
 def back_up(settings: Settings, target: Path | None = None, *, now: datetime, label: str = "traced") -> Backup:
@@ -96,7 +105,34 @@ def back_up(settings: Settings, target: Path | None = None, *, now: datetime, la
         manifest = archive.verify(staging)
         os.rename(staging, path)
         flush(path.parent)
-    return Backup(path, path.stat().st_size, manifest)
+    return Backup(path, path.stat().st_size, manifest, _changed_adapters(settings, manifest, now))
+
+
+def _changed_adapters(settings: Settings, manifest: Manifest, now: datetime) -> list[str]:
+    """Compare the adapters of a backup with the hashes in the store, and put those that differ in quarantine.
+
+    The backup of a store that is about to be upgraded is not compared, because its schema has no quarantine.
+    """
+    if manifest.schema != HEAD:
+        return []
+    engine = connect(settings.store_url)
+    try:
+        with read_session(engine) as session:
+            versions = list_adapters(session)
+        changed = []
+        for adapter in versions:
+            folder = f"adapters/{adapter.name}/"
+            hashes = {name.removeprefix(folder): h for name, h in manifest.members.items() if name.startswith(folder)}
+            hashes.pop(ADAPTER_MANIFEST, None)
+            # A version of another data directory, or newer than the backup, is not in it.
+            if hashes and hashes != adapter.files:
+                names = sorted({name for name, _ in hashes.items() ^ adapter.files.items()})
+                error = AdapterChanged(adapter.name, f"{', '.join(names)} changed in a backup of {settings.data_dir}")
+                quarantine(engine, error, settings.notify.names, now)
+                changed.append(adapter.name)
+        return changed
+    finally:
+        engine.dispose()
 
 
 def schema_of(settings: Settings) -> str:

@@ -115,9 +115,15 @@ def _revived_keys(current: Rows, backup: Rows) -> Iterator[str]:
     for table, kind in (("router_keys", "API key"), ("api_tokens", "token")):
         old = _by_key(table, backup)
         for key, row in _by_key(table, current).items():
-            if row["revoked_at"] and key in old and not old[key]["revoked_at"]:
-                revoked = _time(row["revoked_at"])
-                yield f"revives the {kind} {_line(key[0])}: it would be valid again, but was revoked on {revoked:%F %T}"
+            if key not in old or old[key]["revoked_at"]:
+                continue
+            if row["revoked_at"]:
+                revoked = f"was revoked on {_time(row['revoked_at']):%F %T}"
+            elif row["hash"] != old[key]["hash"]:
+                revoked = f"was replaced on {_time(row['created_at']):%F %T}"
+            else:
+                continue
+            yield f"revives the {kind} {_line(key[0])}: it would be valid again, but {revoked}"
 
 
 def _lost_decisions(current: Rows, backup: Rows) -> Iterator[str]:

@@ -41,6 +41,19 @@ def input_quarantined(input_id: str, stage: str, subject: str, reason: str) -> M
     return Message("parked", subject or stage, text, f"traced release {input_id}", f"parked:{input_id}")
 
 
+def adapter_quarantined(adapter: str, reason: str, at: datetime) -> Message:
+    """Return the notice that the files of an adapter version have changed, so that it takes no traffic."""
+    text = f"{adapter} is in quarantine and takes no traffic, because it is not what was published: {reason}"
+    key = f"adapter:{adapter}:{at.isoformat(timespec='seconds')}"
+    return Message("adapter-quarantined", adapter, text, "traced verify", key)
+
+
+def adapter_copy_changed(adapter: str, reason: str, at: datetime) -> Message:
+    """Return the notice that the copy of an adapter version in the object store is wrong."""
+    key = f"adapter-copy:{adapter}:{at.isoformat(timespec='seconds')}"
+    return Message("adapter-copy-changed", adapter, f"No router can fetch {adapter}: {reason}", "traced verify", key)
+
+
 def cycle_failed(cycle_id: str, reason: str, at: datetime) -> Message:
     """Return the notice that a cycle ended without a result.
 

@@ -22,12 +22,13 @@ from traced.evaluation.figures import FLOOR, ON_TARGET, ROUTED
 from traced.evaluation.intervals import Rate, rate
 from traced.inference.client import Completion
 from traced.inference.policies import Policy
+from traced.pipeline.adapter_files import serve_version
 from traced.pipeline.collect import count_successes
 from traced.pipeline.context import Context
 from traced.pipeline.episodes import BASE, episodes, model_policy, split_jobs
 from traced.pipeline.promote import routable_adapters
 from traced.pipeline.routers import routers
-from traced.pipeline.train import adapter_path, job_for, with_servers
+from traced.pipeline.train import job_for, with_servers
 from traced.rollouts.episodes import EpisodeJob
 from traced.routing.routers import RoutedPolicy, Router
 from traced.training.device import training_device
@@ -65,7 +66,7 @@ async def evaluate(context: Context, promoted_adapters: Sequence[str]) -> None:
         await on_test(context, source, FLOOR, DoNothing(), "Test: do nothing")
         await _model_on_test(context, source, BASE, "Test: base model")
         for name in adapters:
-            await context.serve(name, adapter_path(context, name))
+            await serve_version(context, name)
             await _model_on_test(context, source, name, f"Test: {name} alone")
         if adapters:
             await _router_on_test(context, source, adapters)

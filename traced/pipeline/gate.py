@@ -19,11 +19,12 @@ from traced.core.errors import CapabilityError, GateError, StageError
 from traced.evaluation.figures import points
 from traced.evaluation.gate import ComparisonName, GatePolicy, run_gate, untouched_tasks
 from traced.evaluation.intervals import Pair, pair
+from traced.pipeline.adapter_files import check_version, serve_version
 from traced.pipeline.analyze import analysis_context
 from traced.pipeline.context import Context, RunningStage
 from traced.pipeline.episodes import BASE, Player, player_episodes, split_jobs
 from traced.pipeline.findings import label_capability
-from traced.pipeline.train import TRAINING_SEEDS, adapter_path
+from traced.pipeline.train import TRAINING_SEEDS
 from traced.rollouts.episodes import EpisodeJob
 
 GATE_SEEDS = TRAINING_SEEDS[1]  # a synthetic environment's gate seeds begin here
@@ -65,9 +66,11 @@ def _sentence(comparison: PairedDifference) -> str:
 async def _compare(context: Context, adapter: str, minimum_rounds: int, stage: RunningStage) -> GateResult:
     with context.read_session() as session:
         environment = get_adapter(session, adapter).environment_hash
-    await context.serve(adapter, adapter_path(context, adapter))
+    await serve_version(context, adapter)
     sides = Sides(adapter.partition("@")[0], environment, Player(BASE), Player(adapter))
     result = await compare(context, adapter, sides, policy_of(context), stage, minimum_rounds=minimum_rounds)
+    # The result is one of these bytes.
+    await check_version(context, adapter)
     with context.write_session() as session:
         save_gate(session, result, cycle_id=context.cycle_id, at=context.now())
     return result

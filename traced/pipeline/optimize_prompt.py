@@ -27,10 +27,11 @@ from store.repositories.llm_replies import save_patch
 from store.types import Capability, Outcome, Trajectory
 from traced.core.errors import CapabilityError, StageError
 from traced.core.seeds import derive_seed
+from traced.pipeline.adapter_files import serve_version
 from traced.pipeline.context import Context, RunningStage
 from traced.pipeline.episodes import BASE, Player, player_episodes, split_jobs
 from traced.pipeline.gate import Sides, compare, gate, policy_of, stored_gate
-from traced.pipeline.train import adapter_path, job_for
+from traced.pipeline.train import job_for
 from traced.prompt_optimization.evolution import STAGE, Evolved, Plan, evolve, patch_in, question
 from traced.prompt_optimization.patches import Gates, no_worse
 
@@ -183,7 +184,7 @@ async def _gates(context: Context, capability: str, environment: str, patch: str
         # A gate that does not pass raises, but its result is stored either way.
         with contextlib.suppress(CapabilityError):
             await gate(context, adapter)
-    await context.serve(adapter, adapter_path(context, adapter))
+    await serve_version(context, adapter)
     sides = dataclasses.replace(sides, baseline=Player(adapter))
     against_adapter = await compare(context, f"{prompt.name} for {adapter}", sides, no_worse(policy), stage)
     return Gates(against_base, stored_gate(context, adapter), against_adapter)

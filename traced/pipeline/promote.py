@@ -7,11 +7,12 @@ fitted for all of it.
 
 import asyncio
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 
 from sqlmodel import Session
 
 from store.records import Decision, StageState
-from store.repositories.adapters import get_adapter
+from store.repositories.adapters import get_adapter, quarantined_adapters
 from store.repositories.cycles import get_cycle, list_stage_events
 from store.repositories.promotions import (
     awaiting_decision,
@@ -24,6 +25,7 @@ from traced.pipeline.context import Context
 from traced.registry.adapter_store import upload_before_traffic
 from traced.registry.decision_rules import Action
 from traced.registry.decisions import approve, pending_requests, reject, start_approved
+from traced.registry.integrity import quarantining
 from traced.routing.router_files import capability_of
 
 ACTOR = "traced cycle"
@@ -46,9 +48,10 @@ def requested_rounds(context: Context, adapters: Sequence[str]) -> dict[str, int
 def decide(context: Context, adapter: str, approved: bool, *, actor: str, reason: str = "") -> None:
     """Approve or reject an adapter version; an approved one takes traffic as the promotion policy says."""
     if approved:
-        upload_before_traffic(context.settings.serving.adapters_root, context.store, [adapter])
+        with _quarantining(context):
+            upload_before_traffic(context.settings.serving.adapters_root, context.store, [adapter])
     action, promotion_settings = Action(actor, "local", context.now(), reason), context.settings.promotion
-    with context.write_session() as session:
+    with _quarantining(context), context.write_session() as session:
         if approved:
             approve(session, action, adapter, promotion_settings.policy, promotion_settings.steps)
         else:
@@ -68,10 +71,12 @@ async def promote(context: Context, adapters: Sequence[str]) -> list[str]:
     action = Action(ACTOR, "local", context.now(), f"cycle {context.cycle_id}")
     with context.read_session() as session:
         decisions, promotions = latest_decisions(session), newest_promotions(session)
-    old = {entry.promotion.adapter for entry in promotions}
+        quarantined = quarantined_adapters(session)
+    old = {entry.promotion.adapter for entry in promotions} | quarantined.keys()
     new = [name for name in adapters if decisions.get(name) is Decision.APPROVED and name not in old]
-    await asyncio.to_thread(upload_before_traffic, context.settings.serving.adapters_root, context.store, new)
-    with context.write_session() as session:
+    with _quarantining(context):
+        await asyncio.to_thread(upload_before_traffic, context.settings.serving.adapters_root, context.store, new)
+    with _quarantining(context), context.write_session() as session:
         promoted_adapters = start_approved(session, action, adapters, settings.policy, settings.steps)
         # Recorded in the event because later promotions change what is live, and a repeated evaluation must not.
         live = live_of_model(session, get_cycle(session, context.cycle_id).model)
@@ -80,14 +85,24 @@ async def promote(context: Context, adapters: Sequence[str]) -> list[str]:
 
 
 def routable_adapters(context: Context, promoted_adapters: Sequence[str]) -> list[str]:
-    """Return what a router chooses from: the promoted adapters, then the others live at the promotion."""
+    """Return what a router chooses from: the promoted adapters, then the others live at the promotion.
+
+    Those in quarantine by now are left out.
+    """
     with context.read_session() as session:
         events = list_stage_events(session, context.cycle_id)
+        quarantined = quarantined_adapters(session)
+    promoted_adapters = [name for name in promoted_adapters if name not in quarantined]
     live = [event.detail.get("live", []) for event in events if event.stage == PROMOTE]
     # The champion of a canary stays live, but a router must not offer one capability twice.
     replaced_capabilities = {capability_of(name) for name in promoted_adapters}
     other_adapters = [name for name in (live[-1] if live else []) if capability_of(name) not in replaced_capabilities]
+    other_adapters = [name for name in other_adapters if name not in quarantined]
     return [*promoted_adapters, *other_adapters] if promoted_adapters else []
+
+
+def _quarantining(context: Context) -> AbstractContextManager[None]:
+    return quarantining(context.store, context.settings.notify.names, context.now)
 
 
 def live_of_model(session: Session, model: str) -> list[str]:

@@ -20,7 +20,6 @@ from sqlmodel import Session
 from sandbox import docker_engine
 from store.records import AdapterVersion, IterationMetrics, RunState, StageEvent, StageState, TrainingRun
 from store.repositories.adapters import (
-    get_adapter,
     list_adapters,
     save_adapter,
     save_iterations,
@@ -119,12 +118,6 @@ def trained_adapter(context: Context, run_id: str) -> str | None:
 def training_folder(context: Context, capability: str, environment: str) -> Path:
     """Return the folder of the run in this environment, which holds its checkpoints."""
     return folder_of_run(context.data_dir, context.cycle_id, capability, environment)
-
-
-def adapter_path(context: Context, adapter: str) -> Path:
-    """Return the folder with the files of an adapter version."""
-    with context.read_session() as session:
-        return Path(get_adapter(session, adapter).path)
 
 
 def job_for(

@@ -35,7 +35,8 @@ from store.repositories.promotions import ON_TRIAL, latest_answers, newest_promo
 from store.types import GateAnswer
 from traced.core.errors import PromotionError, TracedError
 from traced.core.files import publish_folder
-from traced.registry.publication import MANIFEST, is_published_in, verify
+from traced.registry.integrity import changed_files, check_files
+from traced.registry.publication import MANIFEST, is_published_in
 
 ADAPTERS = "adapters"
 # What takes traffic, and what a rollback may put live again.
@@ -57,6 +58,10 @@ class NotUploaded(AdapterStoreError):
     """The object store has no manifest of the version."""
 
 
+class StoredFilesChanged(AdapterStoreError):
+    """The files in the object store are not those that were published."""
+
+
 def is_url(root: str) -> bool:
     """Return whether ``serving.adapters_root`` names an object store, and not a folder."""
     return "://" in root
@@ -65,14 +70,6 @@ def is_url(root: str) -> bool:
 def folder_name(version: AdapterVersion) -> str:
     """Return a name that no other content has: the version's name and the digest of its files."""
     return f"{version.name}-{_digest(version)}"
-
-
-def is_intact(path: Path, version: AdapterVersion) -> bool:
-    """Return whether ``path`` has exactly the files of the version; reads all of them."""
-    try:
-        return verify(path).files == version.files
-    except PromotionError:
-        return False
 
 
 @dataclass(frozen=True)
@@ -98,13 +95,11 @@ class AdapterStore:
 
         Raises:
             AdapterStoreError: The object store does not answer or refuses; the version then has no manifest there.
-            PromotionError: The files in the folder are not those that were published.
+            AdapterChanged: The files in the folder are not those that were published.
+            PromotionError: The folder cannot be read.
         """
         source = Path(version.path)
-        if verify(source).files != version.files:
-            raise PromotionError(
-                f"{source} is not the {version.name} of the database", hint=f"traced explain {version.name}"
-            )
+        check_files(version)
         with self._folder_of(version) as (file_system, folder):
             if _is_complete(file_system, folder, source, version):
                 return
@@ -119,8 +114,8 @@ class AdapterStore:
 
         Raises:
             NotUploaded: The version has no manifest there.
-            AdapterStoreError: The object store does not answer, or a file is missing or differs from the database, or
-                has not arrived in time.
+            StoredFilesChanged: A file is missing there, or differs from the database.
+            AdapterStoreError: The object store does not answer, or a file has not arrived in time.
             DiskError: The disk is full.
         """
 
@@ -129,8 +124,8 @@ class AdapterStore:
                 for name in [*version.files, MANIFEST]:
                     (staging / name).parent.mkdir(parents=True, exist_ok=True)
                     _get_file(file_system, f"{folder}/{name}", staging / name)
-            if not is_intact(staging, version):
-                raise AdapterStoreError(
+            if changed_files(staging, version.files):
+                raise StoredFilesChanged(
                     f"the files of {version.name} at {self.display_url} are not those that were published",
                     hint=f"delete {ADAPTERS}/{version.name}/{_digest(version)} there and restart the service that has "
                     "the adapter's files: it uploads them again",
@@ -193,6 +188,16 @@ class AdapterStore:
             ) from error
 
 
+def local_folder(version: AdapterVersion, root: str) -> Path:
+    """Return the folder of a version on this machine, whether it exists or not.
+
+    Args:
+        root: ``serving.adapters_root``. A folder may exist for the engines only.
+    """
+    mounted = Path(root) / ADAPTERS / version.name
+    return mounted if root and not is_url(root) and mounted.is_dir() else Path(version.path)
+
+
 def upload_before_traffic(root: str, store: Engine, adapters: Iterable[str]) -> None:
     """Upload the adapter versions whose gate passed, if ``root`` (``serving.adapters_root``) is a URL.
 
@@ -215,7 +220,7 @@ def upload_before_traffic(root: str, store: Engine, adapters: Iterable[str]) -> 
 def upload_in_service(root: str, store: Engine) -> None:
     """Upload the versions in service whose files are here: those approved before ``root`` was set to this URL.
 
-    Raises ``PromotionError`` as ``AdapterStore.upload``.
+    Versions in quarantine are left out. Raises ``PromotionError`` as ``AdapterStore.upload``.
     """
     if not is_url(root):
         return
@@ -223,7 +228,7 @@ def upload_in_service(root: str, store: Engine) -> None:
         names = [e.promotion.adapter for e in newest_promotions(session) if e.promotion.state in IN_SERVICE]
         versions = [get_adapter(session, name) for name in names]
     for version in versions:
-        if is_published_in(Path(version.path), version.files):
+        if version.quarantined_at is None and is_published_in(Path(version.path), version.files):
             AdapterStore(root).upload(version)
 
 

@@ -38,9 +38,10 @@ from store.repositories.promotions import (
     start_trial,
     undo,
 )
+from store.text import signature
 from store.types import GateAnswer
 from traced.config.cycle_sections import Policy
-from traced.core.errors import PromotionError
+from traced.core.errors import AdapterChanged, PromotionError
 
 PROMOTION_TEXTS = {
     PromotionState.LIVE: "live",
@@ -53,16 +54,21 @@ PROMOTION_TEXTS = {
 
 @dataclass(frozen=True)
 class Action:
-    """The actor of a decision, the actor's role ("operator" or "local"), the time and the reason.
+    """The authenticated actor of a decision, the actor's role, the time and the reason.
 
-    ``submitted_by`` is the caller of the API if that is somebody else.
+    ``on_behalf_of`` is the person whom the actor named as the one who decides, "" for the actor; nothing verifies it.
     """
 
     actor: str
     role: str
     at: datetime
     reason: str = ""
-    submitted_by: str = ""
+    on_behalf_of: str = ""
+
+    @property
+    def signature(self) -> str:
+        """The actor as messages and the rows of a decision show it: "root", or "root, on behalf of ann"."""
+        return signature(self.actor, self.on_behalf_of)
 
 
 @dataclass(frozen=True)
@@ -151,7 +157,7 @@ def _outdated(
     """Return the refusal of a decision that is based on an earlier state, unless it is the same person's again."""
     name, approval = state.version.name, state.approval
     # The same decision by the same person may be a retry of a request whose answer was lost.
-    is_own = isinstance(request, RollBack) or approval is None or approval.who == action.actor
+    is_own = isinstance(request, RollBack) or approval is None or approval.who == action.signature
     if changes == [] and is_own:
         return changes
     return PromotionError(f"{name} has changed since: {newest_fact(state)}", hint=f"traced explain {name}")
@@ -194,6 +200,8 @@ def _is_larger(last_entry: Promotion | None, changes: Iterable[Change]) -> bool:
 
 def _approve(state: AdapterState, action: Action, request: Approve) -> list[Change] | Refusal:
     name, gate, pending = state.version.name, state.gate, pending_request(state)
+    if state.version.quarantined_at is not None:
+        return AdapterChanged(name, state.version.quarantine_reason)
     if gate is None or gate.result.answer is not GateAnswer.PASS:
         hint = "traced evaluate" if gate is None else f"traced explain {name}"
         return PromotionError(f"{name} cannot be approved: its gate {_answer_text(gate)}", hint=hint)
@@ -230,7 +238,7 @@ def _more_episodes(state: AdapterState, action: Action, request: MoreEpisodes) -
             f"the gate of {name} has used all of its {max_rounds} rounds; its intervals are not valid for more",
             hint="raise gate.max_rounds for later cycles",
         )
-    detail = {"adapter": name, "look": gate.result.rounds + 1, "who": action.actor, "reason": action.reason}
+    detail = {"adapter": name, "look": gate.result.rounds + 1, "who": action.signature, "reason": action.reason}
     return [StageEvent(cycle.id, GATE, StageState.STARTED, action.at, state.version.capability, detail)]
 
 
@@ -239,7 +247,7 @@ def _roll_back(state: AdapterState, action: Action) -> list[Change] | Refusal:
     last_entry = state.log.newest.get(name)
     if last_entry is not None and last_entry.state is PromotionState.ROLLED_BACK:
         return []
-    entries = undo(state.log, Promotion(name, PromotionState.ROLLED_BACK, action.actor, action.at, action.reason))
+    entries = undo(state.log, Promotion(name, PromotionState.ROLLED_BACK, action.signature, action.at, action.reason))
     return [*entries] if entries else not_live_error(name, state.live)
 
 
@@ -251,7 +259,7 @@ def start(state: AdapterState, action: Action, request: Approve) -> list[Promoti
     if last_entry is not None and last_entry.state is target:
         return []
     share = request.steps[0] if target is PromotionState.CANARY else None
-    entry = Promotion(name, target, action.actor, action.at, action.reason, share=share)
+    entry = Promotion(name, target, action.signature, action.at, action.reason, share=share)
     return go_live(state.log, entry) if target is PromotionState.LIVE else start_trial(state.log, entry)
 
 
@@ -259,7 +267,7 @@ def _new_approval(state: AdapterState, action: Action, decision: Decision) -> li
     if state.approval is not None and state.approval.decision is decision:
         return []
     gate_id = None if state.gate is None else state.gate.id
-    return [Approval(state.version.name, decision, action.actor, action.at, action.reason, gate_id)]
+    return [Approval(state.version.name, decision, action.signature, action.at, action.reason, gate_id)]
 
 
 def pending_request(state: AdapterState, changes: Iterable[Change] = ()) -> EpisodesRequest | None:

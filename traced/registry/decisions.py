@@ -6,17 +6,17 @@ that includes the patch's text, so it outlives the rows of its cycle.
 
 Invariants: a decision happens entirely in the caller's transaction: its rows, its audit entry and its event are stored
 together or not at all. A repeated decision changes nothing and adds no entry: the first name and reason stay. Only a
-version whose newest gate passed can be approved (inconclusive is never a pass), and only files that match their
-manifest take traffic. The rules are in ``traced.registry.decision_rules``.
+version whose newest gate passed can be approved (inconclusive is never a pass), and only files with the hashes that the
+store has since the publication take traffic. The rules are in ``traced.registry.decision_rules``.
 
-Errors: PromotionError, TracedError for an unknown patch, and the store's NotFound and NotLive. Not covered: who may
-decide (``traced.api.control``), waking the service, and playing the episodes (``traced.pipeline.gate``).
+Errors: PromotionError (AdapterChanged for files that differ), TracedError for an unknown patch, and the store's
+NotFound and NotLive. Not covered: who may decide (``traced.api.control``), waking the service, and playing the episodes
+(``traced.pipeline.gate``).
 """
 
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
-from pathlib import Path
 from typing import Any
 
 from sqlmodel import Session
@@ -47,7 +47,7 @@ from store.repositories.promotions import (
     read_adapter_state,
     save_changes,
 )
-from store.text import sanitize_line
+from store.text import sanitize_line, signature
 from traced.client.models import Done
 from traced.config.cycle_sections import Policy
 from traced.core.errors import PromotionError
@@ -66,7 +66,7 @@ from traced.registry.decision_rules import (
     start,
     unanswered,
 )
-from traced.registry.publication import verify
+from traced.registry.integrity import check_files
 
 APPROVE_PROMPT, REJECT_PROMPT = "approve-prompt", "reject-prompt"  # actions in the audit log
 PROMPT_DECISIONS = {APPROVE_PROMPT: Decision.APPROVED, REJECT_PROMPT: Decision.REJECTED}
@@ -90,11 +90,11 @@ class PromptDecision:
 def record(
     session: Session, action: Action, kind: str, subject: str, /, *, cycle_id: str | None = None, **detail: Any
 ) -> None:
-    """Save the audit entry and the event of an action."""
-    if action.submitted_by:
-        detail = {"by": action.submitted_by, **detail}
+    """Save the audit entry and the event of an action; only the entry's ``who`` is the bare authenticated actor."""
+    if action.on_behalf_of:
+        detail = {"on_behalf_of": action.on_behalf_of, **detail}
     save_audit(session, AuditEntry(action.at, action.actor, action.role, kind, subject, action.reason, detail))
-    event_detail = {"who": action.actor, "reason": action.reason, **detail}
+    event_detail = {"who": action.signature, "reason": action.reason, **detail}
     save_event(session, Event(action.at, kind, subject, cycle_id, event_detail))
 
 
@@ -110,7 +110,7 @@ def approve(
     """Approve an adapter version that passed its gate and put it live, or on trial if the policy says so."""
     state = read_adapter_state(session, adapter)
     changes = _accepted(decide(state, action, Approve(policy, steps), tag))
-    verify(Path(state.version.path))
+    check_files(state.version)
     live = save_changes(session, changes)
     entries = {change.adapter: change for change in changes if isinstance(change, Promotion)}
     promotion = {**state.log.newest, **entries}[adapter]
@@ -185,7 +185,7 @@ def release(session: Session, action: Action, parked_id: str) -> Done:
     if quarantined.released_at is not None:
         message = f"{parked_id} ({subject}) was released before, by {quarantined.released_by}"
         return Done(said=message, subject=parked_id, detail={"carries_on": None})
-    attempts.release_quarantined(session, parked_id, actor=action.actor, at=action.at)
+    attempts.release_quarantined(session, parked_id, actor=action.signature, at=action.at)
     carries_on = None
     # A quarantined input of a capability has ended that capability only; its cycle went on.
     if not quarantined.key.capability and get_cycle(session, quarantined.cycle_id).state is CycleState.FAILED:
@@ -204,12 +204,13 @@ def start_approved(
 ) -> list[str]:
     """Promote those of ``adapters`` that are approved and never took traffic; return those that take traffic now.
 
-    A version that a person rolled back is not promoted again. A shadow takes no traffic.
+    A version that a person rolled back is not promoted again, and one in quarantine is not promoted. A shadow takes no
+    traffic.
     """
     for name in adapters:
         state = read_adapter_state(session, name)
         if name in state.log.approved and name not in state.log.newest:
-            verify(Path(state.version.path))
+            check_files(state.version)
             save_changes(session, start(state, action, Approve(policy, steps)))
     serving = (PromotionState.LIVE, PromotionState.CANARY)
     promotions = {entry.promotion.adapter: entry.promotion for entry in newest_promotions(session)}
@@ -229,7 +230,13 @@ def prompt_decisions(session: Session) -> dict[str, PromptDecision]:
     """Return the newest decision on each patch, by the patch's id."""
     entries = newest_audit_entries(session, PROMPT_DECISIONS)
     return {
-        key: PromptDecision(key, PROMPT_DECISIONS[entry.action], entry.who, entry.at, entry.reason)
+        key: PromptDecision(
+            key,
+            PROMPT_DECISIONS[entry.action],
+            signature(entry.who, str(entry.detail.get("on_behalf_of", ""))),
+            entry.at,
+            entry.reason,
+        )
         for key, entry in entries.items()
     }
 
@@ -261,7 +268,7 @@ def _decide_on_prompt(session: Session, action: Action, digits: str, kind: str) 
     else:
         if decision is Decision.APPROVED:
             _check_sufficient(session, patch)
-        prompt_decision = PromptDecision(patch.id, decision, action.actor, action.at, action.reason)
+        prompt_decision = PromptDecision(patch.id, decision, action.signature, action.at, action.reason)
         message = f"{text} is {decision.value}"
         record(session, action, kind, patch.id, cycle_id=patch.cycle_id, **evidence)
     live = [promotion.adapter for promotion in live_adapters(session)]

@@ -4,9 +4,10 @@ Invariants: a version appears by one rename, complete and synced to disk, or not
 files are read-only) and its number is never given twice; ``manifest.json`` holds the SHA-256 of every other file.
 Publishing the same files of the same origin again returns the existing version, so an interrupted cycle may repeat it.
 
-Errors: PromotionError if the source is no adapter, if the disk refuses (the message says why), or if ``verify`` finds a
-file that differs from the manifest. What a killed process left behind is named ``.staging-*`` and is removed by the
-next publication. Not covered: who may use the version (``traced.registry.decisions``).
+Errors: PromotionError if the source is no adapter, or if the disk refuses (the message says why). What a killed process
+left behind is named ``.staging-*`` and is removed by the next publication. Not covered: who may use the version
+(``traced.registry.decisions``), and whether its files are still those of the publication
+(``traced.registry.integrity``): the manifest proves nothing, because whoever replaces a file can replace it too.
 """
 
 import errno
@@ -91,19 +92,6 @@ def is_published_in(path: Path, files: dict[str, str]) -> bool:
         return False
 
 
-def verify(path: Path) -> Published:
-    """Check every file of the version in ``path`` against its manifest; raises PromotionError on a difference."""
-    published = read_manifest(path)
-    hashes = _hashes(path)
-    if hashes != published.files:
-        odd = sorted(dict(hashes.items() ^ published.files.items()))
-        raise PromotionError(
-            f"the files of {published.name} have changed since its publication: {', '.join(odd)}",
-            hint=f"traced rollback {published.name}",
-        )
-    return published
-
-
 def _adapter_files(source: Path) -> dict[str, str]:
     missing = [name for name in REQUIRED if not (source / name).is_file()]
     if missing:
@@ -144,7 +132,7 @@ def _copy(source: Path, destination: Path) -> None:
 
 def _seal(path: Path) -> None:
     flush(path)
-    path.chmod(0o444)
+    path.chmod(0o400)
 
 
 @contextmanager

@@ -36,6 +36,8 @@ from tui.widgets.tables import KeyedTable, OpenableTable, Row
 STATUS_LABELS = {
     "waiting": ("! pending", "bold yellow"),
     "approved": ("✓ approved", "green"),
+    "rolled back": ("↶ rolled back", "dim"),
+    "superseded": ("– superseded", "dim"),
     "rejected": ("✗ rejected", "red"),
     "not passed": ("– not passed", "dim"),
 }

@@ -138,6 +138,8 @@ def status_text(case: Case, *, paused: bool = False) -> Text:
         text.append("  – not passed", "dim")
     if case.live or case.trial:
         text.append(f"  ● {'live' if case.live else case.trial}", "green")
+    elif case.adapter.standing in ("rolled back", "superseded"):
+        text.append(f"  ↶ {case.adapter.standing}", "yellow")
     last = " (the last)" if gate.rounds >= case.looks else ""
     text.append(
         f"\ngate: {gate.answer} after round {gate.rounds} of {case.looks}{last}, {_timestamp(gate.at)}", "default"

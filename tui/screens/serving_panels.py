@@ -30,6 +30,7 @@ STATES = {
     "rolled_back": ("↶ rolled back", "dim"),
     "other": ("· named by id", "dim"),
 }
+QUARANTINED = ("! quarantined", "bold red")
 
 
 def bar(share: float, width: int) -> str:
@@ -41,8 +42,8 @@ def bar(share: float, width: int) -> str:
 
 def model_cells(model: ModelView) -> list[Text]:
     """Return the cells of a model's row."""
-    sign, style = STATES[model.state]
-    if model.share is not None:
+    sign, style = QUARANTINED if model.quarantine else STATES[model.state]
+    if model.share is not None and not model.quarantine:
         sign = f"{sign} {100 * model.share:g}%"
     part = "" if model.of_day is None else f"{100 * model.of_day:.0f}"
     latency = "" if model.p50_s is None or model.p99_s is None else f"{_seconds(model.p50_s)}/{_seconds(model.p99_s)}"
@@ -67,6 +68,8 @@ def model_text(model: ModelView, partial: bool) -> Text:
     text = Text()
     sign, style = STATES[model.state]
     text.append(f"{sanitize_line(model.name, 60)} ", "bold").append(sign, style)
+    if model.quarantine:
+        text.append(f", {QUARANTINED[0]}, no traffic: {sanitize_line(model.quarantine, 200)}", QUARANTINED[1])
     if model.since is not None:
         text.append(f" since {model.since:%m-%d %H:%M} by {sanitize_line(model.who, 40)}")
     if model.state == "base":

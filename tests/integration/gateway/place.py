@@ -14,7 +14,7 @@ import httpx
 from sqlalchemy import Engine
 
 from store.database import open_store, read_session, sqlite_url, write_session
-from store.records import AdapterVersion, Exchange, Promotion, PromotionState
+from store.records import Exchange, Promotion, PromotionState
 from store.repositories import adapters, promotions, serving
 from store.repositories import adapters as training
 from store.repositories import promotions as gates
@@ -117,7 +117,7 @@ async def running_gateway(
     loaded_settings = load_settings(tmp_path, overrides)
     store = open_store(sqlite_url(tmp_path / "traced.db"))
     try:
-        _versions(store)
+        _versions(store, tmp_path)
         async with upstreams(engines) as behind:
             for number in refuses_loads:
                 behind[number].refuses_loads = True
@@ -148,12 +148,12 @@ async def storing(storer: Recorder) -> AsyncIterator[None]:
         await asyncio.to_thread(thread.join)
 
 
-def _versions(store: Engine) -> None:
+def _versions(store: Engine, data_dir: Path) -> None:
     with write_session(store) as session:
         chain.save_origin(session)
         training.save_training_run(session, chain.training_run())
         for version in (1, 2):
-            adapter: AdapterVersion = chain.adapter(version)
+            adapter = chain.with_files(chain.adapter(version), data_dir)
             adapters.save_adapter(session, adapter)
             gate = chain.GATE.__class__(adapter.name, GateAnswer.PASS, chain.GATE.comparisons, 2)
             gates.save_gate(session, gate, cycle_id="c1", at=chain.later(6))

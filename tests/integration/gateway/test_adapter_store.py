@@ -42,10 +42,10 @@ class Cycles:
     async def approve(self, name: str) -> None:
         """Approve by the command, on the machine with the cycles."""
         overrides = [f"serving.adapters_root={self.url}"]
-        await asyncio.to_thread(approve, name, data_dir=self.data_dir, overrides=overrides)
+        await asyncio.to_thread(approve, name, yes=True, data_dir=self.data_dir, overrides=overrides)
 
     async def roll_back(self, name: str) -> None:
-        await asyncio.to_thread(rollback, name, data_dir=self.data_dir)
+        await asyncio.to_thread(rollback, name, yes=True, data_dir=self.data_dir)
 
     def live(self) -> list[str]:
         with read_session(self.store) as session:

@@ -139,7 +139,7 @@ async def test_a_promotion_and_a_rollback_take_effect_while_requests_are_in_flig
         assert text_of(await gateway.ask()) == f"signed {BASE}"
         gateway.promote(V1)
         await until_offered(gateway, V1)
-        assert gateway.engine.adapters == {V1: f"/data/{V1}"}
+        assert gateway.engine.adapters == {V1: str(tmp_path / "adapters" / V1)}
         gateway.engine.delay_s = 0.8
         slow = asyncio.create_task(gateway.ask(V1))
         await eventually_async(lambda: gateway.engine.running)
@@ -184,7 +184,7 @@ async def test_a_superseded_version_without_a_slot_hands_its_conversations_to_it
         gateway.promote(V2)
         await until_offered(gateway, V2)
         assert text_of(await gateway.ask(headers=headers)) == f"signed {V2}"
-        assert gateway.engine.adapters == {V2: f"/data/{V2}"}
+        assert gateway.engine.adapters == {V2: str(tmp_path / "adapters" / V2)}
 
     await run(tmp_path, check, live=V1, settings={"serving.max_adapters": 1})
 

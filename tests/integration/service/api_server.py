@@ -7,14 +7,23 @@ from pathlib import Path
 
 import pytest
 
+from store.database import read_session, write_session
+from store.records import ApiToken
+from store.repositories.tokens import find_token, save_token
+from tests.unit.store.chain import T0
 from traced.api.application import control_api
-from traced.api.auth import by_token, checked_tokens, listening, local, tcp_socket, unix_socket
+from traced.api.auth import by_token, listening, local, tcp_socket, unix_socket
 from traced.api.control import Control
 from traced.api.monitoring import Part, Parts, prometheus
+from traced.api.tokens import TokenRole, hash_token
 from traced.client import Client, RequestRefused
-from traced.client.models import Role
 
-OPERATOR, READER = "o" * 30, "r" * 30
+OPERATOR, READER, ADMIN = "o" * 30, "r" * 30, "a" * 30
+PERSONS: dict[str, tuple[str, TokenRole]] = {
+    OPERATOR: ("olga", "operator"),
+    READER: ("vic", "viewer"),
+    ADMIN: ("ada", "admin"),
+}
 
 
 @asynccontextmanager
@@ -25,19 +34,24 @@ async def serve_api(control: Control, path: Path, parts: Mapping[str, Part] | No
 
 
 @asynccontextmanager
-async def on_tcp(control: Control, token: str, roles: dict[str, Role] | None = None) -> AsyncIterator[Client]:
-    """Serve the API on a TCP port and yield a client with ``token``.
-
-    Args:
-        roles: The valid tokens with their roles; read at each request, so a test may change them while the API runs.
-    """
-    tokens = checked_tokens({OPERATOR: "operator", READER: "read-only"}) if roles is None else roles
-    door = by_token(lambda: tokens)
-    app = control_api(control, door, Parts({}), partial(prometheus, control))
+async def on_tcp(control: Control, token: str) -> AsyncIterator[Client]:
+    """Serve the API on a TCP port and yield a client with ``token``, which is added if it is one of ``PERSONS``."""
+    if token in PERSONS:
+        add_token(control, token)
+    app = control_api(control, by_token(control.store), Parts({}), partial(prometheus, control))
     listener = tcp_socket("127.0.0.1", 0)
     url = f"http://127.0.0.1:{listener.getsockname()[1]}"
     async with listening(app, listener), Client(url=url, token=token) as client:
         yield client
+
+
+def add_token(control: Control, token: str) -> None:
+    name, role = PERSONS[token]
+    with read_session(control.store) as session:
+        is_valid = find_token(session, hash_token(token)) is not None
+    if not is_valid:
+        with write_session(control.store) as session:
+            save_token(session, ApiToken(name, role, hash_token(token), T0, "root"))
 
 
 async def expect_refusal(request: Awaitable[object]) -> RequestRefused:

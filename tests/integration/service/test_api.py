@@ -1,7 +1,6 @@
 """The control API on real sockets, asked through the client."""
 
 import asyncio
-import getpass
 import os
 import socket
 import stat
@@ -20,14 +19,15 @@ from store.repositories.attempts import InputKey, QuarantinedInput, begin_attemp
 from store.repositories.cycles import set_cycle_state
 from store.repositories.events import save_event
 from store.repositories.leases import acquire
-from tests.integration.service.api_server import OPERATOR, READER, expect_refusal, on_tcp, serve_api
+from tests.integration.service.api_server import ADMIN, OPERATOR, READER, expect_refusal, on_tcp, serve_api
 from tests.integration.service.conftest import RecordingLoop
 from tests.unit.store.chain import T0
-from traced.api.auth import checked_tokens, tcp_socket, unix_socket
+from traced.api.auth import tcp_socket, unix_socket
 from traced.api.control import Control
 from traced.api.errors import DoorError
 from traced.client import Client, NoDaemon
 from traced.config.settings import load_settings
+from traced.core.ownership import this_user
 
 ADAPTER = "date-reasoning@v1"
 
@@ -52,14 +52,14 @@ async def test_every_act_is_audited_with_who_and_why(control: Control, path: Pat
             tag = (await client.approvals.case(ADAPTER)).tag
             assert (await client.approve(ADAPTER, reason="looked at it", tag=tag)).live == [ADAPTER]
             assert (await client.start_cycle("now")).said == "a cycle of desk starts once c1 has ended (now: running)"
-            assert (await client.status()).target.asked_for == f"requested by {getpass.getuser()}"
+            assert (await client.status()).target.asked_for == f"requested by {this_user()}"
             await client.pause("holidays")
-            assert (await client.status()).target.paused_by == getpass.getuser()
+            assert (await client.status()).target.paused_by == this_user()
             assert "paused" in (await expect_refusal(client.start_cycle())).message
             await client.resume()
             return [(entry.who, entry.role, entry.action, entry.reason) for entry in await client.audit()]
 
-    person = getpass.getuser()
+    person = this_user()
     assert await act() == [
         (person, "local", "resume", ""),
         (person, "local", "pause", "holidays"),
@@ -91,7 +91,7 @@ async def test_a_parked_input_is_shown_and_released_and_its_cycle_goes_on(
         assert await client.parked() == []
         assert [cycle.state for cycle in await client.cycles()] == ["interrupted"]
         [entry] = await client.audit()
-        assert (entry.who, entry.detail["by"], entry.reason) == ("ann", getpass.getuser(), "more disk")
+        assert (entry.who, entry.detail["on_behalf_of"], entry.reason) == (this_user(), "ann", "more disk")
         unknown = await expect_refusal(client.release("p9"))
     assert (unknown.status, "no quarantined input" in unknown.message) == (404, True)
     assert loop.calls == ["wake"]
@@ -110,7 +110,6 @@ async def test_devices_and_their_leases_are_shown(control: Control, path: Path) 
 
 async def test_settings_are_read_again_and_audited(control: Control, path: Path, tmp_path: Path) -> None:
     control.reread = lambda: load_settings(tmp_path)
-    control.apply = lambda settings: ["operator token"]
     file = tmp_path / "traced.toml"
     file.write_text("[retention]\nlogs_days = 7\n[executor]\nfailures = 9\n")
     async with serve_api(control, path) as client:
@@ -118,11 +117,10 @@ async def test_settings_are_read_again_and_audited(control: Control, path: Path,
         file.write_text("[retention]\nlogs_days = -1\n")
         error = await expect_refusal(client.reload())
         [entry] = await client.audit()
-        assert (entry.who, entry.action, entry.reason) == ("ann", "reload", "less disk")
+        assert (entry.who, entry.action, entry.reason) == (this_user(), "reload", "less disk")
         assert entry.detail["changed"] == {"retention.logs_days": [30, 7]}
-        assert entry.detail["read_again"] == ["operator token"]
         summary, message = done.said, error.message
-    changed, later = "retention.logs_days, operator token", "executor.failures"
+    changed, later = "retention.logs_days", "executor.failures"
     assert summary == f"the settings were reloaded; changed: {changed}; after a restart: {later}"
     assert "retention.logs_days = -1" in message
     assert (control.settings.retention.logs_days, control.settings.executor.failures) == (7, 3)
@@ -178,7 +176,11 @@ async def test_tcp_wants_a_token_and_a_reader_changes_nothing(control: Control) 
         assert await client.audit() == []
     async with on_tcp(control, OPERATOR) as client:
         await client.pause()
-        assert [(entry.who, entry.role) for entry in await client.audit()] == [("operator token", "operator")]
+        assert [(entry.who, entry.role) for entry in await client.audit()] == [("olga", "operator")]
+        refusal = await expect_refusal(client.reload())
+        assert (refusal.status, "this needs the role admin" in refusal.message) == (403, True)
+    async with on_tcp(control, ADMIN) as client:
+        assert (await client.reload()).subject == "settings"
 
 
 async def test_half_a_character_ends_no_stream(control: Control, path: Path) -> None:
@@ -300,9 +302,6 @@ def test_doors_that_cannot_be_opened(path: Path, control: Control) -> None:
     assert path.read_text() == "mine"
     with tcp_socket("127.0.0.1", 0) as listener, pytest.raises(DoorError, match=r"cannot listen on 127\.0\.0\.1"):
         tcp_socket("127.0.0.1", listener.getsockname()[1])
-    with pytest.raises(DoorError, match="operator token is shorter than 24") as raised:
-        checked_tokens({"tooshort": "operator"})
-    assert "tooshort" not in str(raised.value)
 
 
 @pytest.mark.optional

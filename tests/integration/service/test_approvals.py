@@ -45,6 +45,8 @@ async def test_those_that_wait_come_first_and_the_list_is_bounded(control: Contr
         assert cases[1].decision is not None
         assert (cases[1].decision.who, cases[1].decision.reason) == ("ada", "too little for what it costs")
         assert [case.name for case in await client.approvals.list(limit=1)] == [seeded.waiting]
+        await client.roll_back(seeded.live)
+        assert {case.name: case.standing for case in await client.approvals.list()}[seeded.live] == "rolled back"
 
 
 async def test_the_case_has_the_gate_the_pairs_and_the_lineage(control: Control, path: Path, seeded: Seeded) -> None:

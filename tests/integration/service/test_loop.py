@@ -215,7 +215,7 @@ async def test_who_stops_a_cycle_just_before_it_is_taken_up_is_heard(place: Plac
     async def late(drained: "asyncio.Future[bool]") -> Cycle | None:
         cycle = await next_cycle(drained)
         if cycle is not None and not place.scripted.stage_runs:
-            action = Action("ada", "local", place.now(), "", submitted_by="")
+            action = Action("ada", "local", place.now())
             with write_session(place.store) as session:
                 if command == "cancel":
                     place.control._cancel(session, action, cycle.id)

@@ -10,6 +10,7 @@ from store.repositories.llm_replies import save_patch
 from tests.integration.service.api_server import READER, expect_refusal, on_tcp, serve_api
 from tests.unit.store.chain import CAPABILITY, CYCLE, FIXING, PATCH
 from traced.api.control import Control
+from traced.core.ownership import this_user
 
 
 async def test_the_newest_patch_of_each_cycles_capability_is_told_with_its_gates_and_text(
@@ -31,12 +32,13 @@ async def test_the_newest_patch_of_each_cycles_capability_is_told_with_its_gates
 
         assert (pending.decision, pending.decided_at) == ("none", None)
         done = await client.prompts.approve(pending.id[:12], "it reads well", "ann")
-        assert (done.subject, done.detail["decision"]["who"]) == (pending.id, "ann")
+        person, signature = this_user(), f"{this_user()}, on behalf of ann"
+        assert (done.subject, done.detail["decision"]["who"]) == (pending.id, signature)
         [approved] = await client.prompts.list()
-        assert (approved.decision, approved.decided_by, approved.reason) == ("approved", "ann", "it reads well")
+        assert (approved.decision, approved.decided_by, approved.reason) == ("approved", signature, "it reads well")
         assert approved.decided_at is not None
         [entry] = [entry for entry in await client.audit() if entry.action == "approve-prompt"]
-        assert (entry.who, entry.subject, entry.detail["text"]) == ("ann", pending.id, "Better.")
+        assert (entry.who, entry.subject, entry.detail["text"]) == (person, pending.id, "Better.")
         await client.prompts.reject(pending.id, "no")
         assert [patch.decision for patch in await client.prompts.list()] == ["rejected"]
         assert "no prompt patch" in (await expect_refusal(client.prompts.approve("ffffff"))).message

@@ -93,12 +93,18 @@ async def test_concurrent_repetitions_are_one_act(on_either: Engine, control: Co
     assert actions(control) == ["start"]
 
 
-async def test_a_refused_request_is_tried_anew(control: Control, path: Path) -> None:
+async def test_a_refused_request_stays_refused(control: Control, path: Path) -> None:
     async with serve_api(control, path) as client:
         await client.pause()
-        assert (await expect_refusal(send(client, "/cycles", "k1"))).status == 409
+        first = await expect_refusal(send(client, "/cycles", "k1"))
         await client.resume()
-        assert "starts" in (await send(client, "/cycles", "k1"))["said"]
+        # A repetition may arrive after the answer, when the state would permit it.
+        second = await expect_refusal(send(client, "/cycles", "k1"))
+        assert (second.status, second.message, second.hint) == (409, first.message, first.hint)
+        assert (await expect_refusal(send(client, "/adapters/nothing@v1/approve", "k2"))).status == 404
+        assert (await expect_refusal(send(client, "/adapters/nothing@v1/approve", "k2"))).status == 404
+        assert "starts" in (await send(client, "/cycles", "k3"))["said"]
+    assert actions(control) == ["pause", "resume", "start"]
 
 
 async def test_the_clients_own_repetition_after_a_lost_connection_is_one_act(control: Control, tmp_path: Path) -> None:

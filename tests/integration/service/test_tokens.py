@@ -1,97 +1,117 @@
-"""Tokens that are changed while somebody is there."""
+"""Tokens of persons, added and revoked while the service runs."""
 
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager
-from functools import partial
-from pathlib import Path
+from datetime import timedelta
 
 import pytest
+from sqlalchemy import inspect, text
 
-from store.database import write_session
+from store.database import read_session, write_session
 from store.records import Event
-from store.repositories.events import save_event
-from tests.integration.service.api_server import OPERATOR, READER, expect_refusal
+from store.repositories.events import list_audit, save_event
+from store.repositories.tokens import revoke_token
+from tests.integration.service.api_server import OPERATOR, READER, expect_refusal, on_tcp
 from tests.unit.store.chain import T0
-from traced.api.application import control_api
-from traced.api.auth import by_token, listening, tcp_socket
 from traced.api.control import Control
-from traced.api.monitoring import Parts, prometheus
-from traced.app.service import Tokens, tokens_of
+from traced.api.tokens import create_token, hash_token, withdraw_token
 from traced.client import Client
-from traced.config.settings import Settings, load_settings
+from traced.client.models import Reason
+from traced.registry.decision_rules import Action
 
-
-@pytest.fixture
-def tokens(control: Control, tmp_path: Path) -> Tokens:
-    """Tokens in the files named by the settings; a reload of the settings reads them again."""
-    files = {"operator": OPERATOR, "read": READER}
-    overrides = {f"api.{name}_token_file": str(tmp_path / name) for name in files}
-    for name, token in files.items():
-        (tmp_path / name).write_text(token)
-    daemon_tokens = Tokens(tokens_of(load_settings(tmp_path, overrides).api))
-
-    def read_again(settings: Settings) -> list[str]:
-        daemon_tokens.roles = tokens_of(settings.api)
-        return ["tokens"]
-
-    control.reread = lambda: load_settings(tmp_path, overrides)
-    control.apply = read_again
-    return daemon_tokens
+ROOT = Action("root", "local", T0)
 
 
 @asynccontextmanager
-async def on_tcp(control: Control, tokens: Tokens) -> AsyncIterator[tuple[Client, Client]]:
-    """Serve the API on a TCP port and yield the clients of an operator and a reader."""
-    app = control_api(control, by_token(lambda: tokens.roles), Parts({}), partial(prometheus, control))
-    listener = tcp_socket("127.0.0.1", 0)
-    url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-    async with (
-        listening(app, listener),
-        Client(url=url, token=OPERATOR) as operator,
-        Client(url=url, token=READER) as reader,
-    ):
-        yield operator, reader
+async def two_clients(control: Control) -> AsyncIterator[tuple[Client, Client]]:
+    """Serve the API on a TCP port and yield the clients of an operator and a viewer."""
+    async with on_tcp(control, OPERATOR) as operator, on_tcp(control, READER) as viewer:
+        yield operator, viewer
 
 
-def happen(control: Control, kind: str) -> None:
+def revoke(control: Control) -> None:
+    with write_session(control.store) as session:
+        revoke_token(session, "vic", at=T0)
+
+
+def save(control: Control, kind: str) -> None:
     with write_session(control.store) as session:
         save_event(session, Event(T0, kind, "desk"))
 
 
-async def test_a_door_takes_the_tokens_of_the_moment(control: Control, tokens: Tokens, tmp_path: Path) -> None:
-    async with on_tcp(control, tokens) as (operator, reader):
-        await reader.status()
-        (tmp_path / "read").write_text("n" * 30)
-        assert (await operator.reload()).detail["read_again"] == ["tokens"]
-        assert (await expect_refusal(reader.status())).status == 401
-        await operator.status()
+async def test_a_token_is_valid_at_once_and_refused_once_it_is_revoked(control: Control) -> None:
+    with write_session(control.store) as session:
+        token = create_token(session, ROOT, "bob", "operator")
+    async with on_tcp(control, token) as client:
+        assert (await client.status()).role == "operator"
+        await client.pause("lunch")
+        with write_session(control.store) as session:
+            withdraw_token(session, ROOT, "bob")
+        assert (await expect_refusal(client.status())).status == 401
+        assert (await expect_refusal(client.resume())).status == 401
+        with write_session(control.store) as session:
+            second_token = create_token(session, Action("root", "local", T0 + timedelta(hours=1)), "bob", "viewer")
+        assert (await expect_refusal(client.status())).status == 401
+    async with on_tcp(control, second_token) as client:
+        assert (await expect_refusal(client.resume())).status == 403
+    with read_session(control.store) as session:
+        entries = [(entry.who, entry.role, entry.action, entry.subject) for entry in list_audit(session)][::-1]
+    assert entries == [
+        ("root", "local", "add token", "bob"),
+        ("bob", "operator", "pause", control.target),
+        ("root", "local", "revoke token", "bob"),
+        ("root", "local", "add token", "bob"),
+    ]
+
+
+async def test_a_token_is_neither_stored_nor_logged(control: Control, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("DEBUG"):
+        with write_session(control.store) as session:
+            token = create_token(session, ROOT, "bob", "admin")
+        async with on_tcp(control, token) as client:
+            await client.pause("lunch")
+            await client.reload()
+            await expect_refusal(client.cancel("c9"))
+            await anext(client.events(0))
+            responses = [str(view) for view in (await client.audit(), await client.status())]
+    with control.store.connect() as connection:
+        names = inspect(connection).get_table_names()
+        rows = [str(connection.execute(text(f"SELECT * FROM {name}")).all()) for name in names]
+    assert hash_token(token) in "".join(rows)
+    assert not [content for content in (caplog.text, *responses, *rows) if token in content]
+
+
+async def test_a_claimed_name_is_not_that_of_the_audit_log(control: Control) -> None:
+    async with two_clients(control) as (operator, viewer):
+        assert (await expect_refusal(viewer.reload(actor="ada"))).status == 403
+        await operator._daemon.post("/pause", Reason(who="ada", reason="lunch"))
+        [entry] = await operator.audit()
+        assert (entry.who, entry.role, entry.detail) == ("olga", "operator", {"on_behalf_of": "ada"})
+        assert (await operator.status()).target.paused_by == "olga, on behalf of ada"
 
 
 @pytest.mark.parametrize("busy", [False, True])
-def test_a_token_that_is_taken_back_hears_nothing_more(
-    control: Control, tokens: Tokens, tmp_path: Path, *, busy: bool
-) -> None:
+def test_a_revoked_token_gets_no_further_events(control: Control, *, busy: bool) -> None:
     async def follow() -> list[str]:
-        async with on_tcp(control, tokens) as (operator, reader):
-            happen(control, "before")
-            async with aclosing(reader.listen(0, present=True)) as stream, aclosing(operator.listen(0)) as other:
+        async with two_clients(control) as (operator, viewer):
+            save(control, "before")
+            async with aclosing(viewer.listen(0, present=True)) as stream, aclosing(operator.listen(0)) as other:
                 kinds = [(await anext(stream)).kind]
-                (tmp_path / "read").write_text("n" * 30)
-                await operator.reload()
-                happening = asyncio.create_task(without_end()) if busy else None
-                happen(control, "after")
+                revoke(control)
+                noise = asyncio.create_task(without_end()) if busy else None
+                save(control, "after")
                 kinds += [event.kind async for event in stream]
                 while (await anext(other)).kind != "after":
                     pass  # a client with a valid token stays connected
-                if happening is not None:
-                    happening.cancel()
-            assert (await expect_refusal(anext(reader.events(0)))).status == 401
+                if noise is not None:
+                    noise.cancel()
+            assert (await expect_refusal(anext(viewer.events(0)))).status == 401
         return kinds
 
     async def without_end() -> None:
         while True:
-            await asyncio.to_thread(happen, control, "noise")
+            await asyncio.to_thread(save, control, "noise")
 
     kinds = asyncio.run(asyncio.wait_for(follow(), 60))
     assert kinds[0] == "before"

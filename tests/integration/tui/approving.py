@@ -24,7 +24,7 @@ def publishable(folder: Path, control: Control) -> Control:
     published = publish(source, folder / "adapters", "policy-checks", origin="run-policy-checks-1")
     with write_session(control.store) as session:
         row = update(AdapterRow).where(AdapterRow.name == published.name)  # type: ignore[arg-type]
-        session.execute(row.values(path=str(published.path)))
+        session.execute(row.values(path=str(published.path), files=published.files))
     return control
 
 

@@ -247,7 +247,7 @@ async def test_text_that_others_wrote_does_no_harm(open_app: OpenApp, control: C
         await wait_until(tui.pilot, lambda: "capability  [bold]x[/bold]" in screen_text(tui))
         assert BIDI in screen_text(tui)
         await tui.client.reject(tui.seeded.waiting, bad, actor=bad)
-        await wait_until(tui.pilot, lambda: "✗ rejected by [bold]x[/bold] ␛[31m" in screen_text(tui))
+        await wait_until(tui.pilot, lambda: ", on behalf of [bold]x[/bold] ␛[31m" in screen_text(tui))
         assert not {"\x1b", "\u202e", "\x00"} & set(screen_text(tui))
 
 

@@ -7,18 +7,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlalchemy import text
 from textual.message import Message
 from textual.worker import get_current_worker
 
 from store.database import write_session
 from store.records import Event
 from store.repositories.events import save_event
+from store.repositories.tokens import revoke_token
 from tests.integration.service.api_server import OPERATOR, READER, on_tcp, serve_api
 from tests.integration.tui.conftest import NOW, OpenApp
 from tests.integration.tui.screens import stable_text, text_of, wait_until
 from traced.api.control import Control
 from traced.client import Client, RequestRefused
-from traced.client.models import Role
 from traced.client.transport import Transport
 from tui.app import DARK, LIGHT, SCREENS, TracedApp
 from tui.connection import Address, Link, News
@@ -199,25 +200,24 @@ async def test_a_token_that_may_only_look_is_offered_no_act(control: Control) ->
 
 
 async def test_a_token_that_is_taken_back_is_refused_though_nothing_breaks(control: Control) -> None:
-    roles: dict[str, Role] = {OPERATOR: "operator"}
-    async with on_tcp(control, OPERATOR, roles) as client:
+    async with on_tcp(control, OPERATOR) as client:
         app = TracedApp(Address(None, client._daemon.address, OPERATOR))
         async with app.run_test(size=(160, 40)) as pilot:
             await wait_until(pilot, lambda: "● connected" in text_of(app))
-            roles.clear()
+            with write_session(control.store) as session:
+                revoke_token(session, "olga", at=NOW)
             await wait_until(pilot, lambda: "✗ refused, next attempt in 5 s" in text_of(app))
             assert "the daemon rejects the token; --token-file FILE" in text_of(app)
 
 
 async def test_a_token_that_may_no_longer_act_is_offered_no_act_any_more(control: Control) -> None:
-    roles: dict[str, Role] = {OPERATOR: "operator"}
-    async with on_tcp(control, OPERATOR, roles) as client:
+    async with on_tcp(control, OPERATOR) as client:
         app = TracedApp(Address(None, client._daemon.address, OPERATOR))
         async with app.run_test(size=(120, 40)) as pilot:
             await pilot.press(str(list(SCREENS).index("approvals") + 1))
             await wait_until(pilot, lambda: "a Approve" in text_of(app).splitlines()[-1])
-            roles[OPERATOR] = "read-only"
             with write_session(control.store) as session:
+                session.execute(text("UPDATE api_tokens SET role = 'viewer'"))
                 save_event(session, Event(NOW, "noise", "x"))  # an event that does not reload the screen
             await wait_until(pilot, lambda: "⊘ read-only" in text_of(app))
             await wait_until(pilot, lambda: "a Approve" not in text_of(app).splitlines()[-1])

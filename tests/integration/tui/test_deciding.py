@@ -11,6 +11,7 @@ from tests.integration.tui.approving import KEY, open_approvals, publishable, sc
 from tests.integration.tui.conftest import OpenApp, RunningApp
 from tests.integration.tui.screens import USUAL, text_of, wait_until
 from traced.api.control import Control
+from traced.core.ownership import this_user
 from tui.app import TracedApp
 from tui.connection import Address
 from tui.screens.approvals import Approvals
@@ -45,12 +46,12 @@ async def test_who_comes_second_in_the_dialog_is_told_who_was_first(open_app: Op
         case = await tui.client.approvals.case(tui.seeded.waiting)
         await tui.pilot.press("a", *"fine")
         await tui.client.reject(case.adapter.name, "harms refunds", actor="ada")
-        await wait_until(tui.pilot, lambda: f"✗ ada rejected {tui.seeded.waiting}: harms refunds" in screen_text(tui))
+        await wait_until(tui.pilot, lambda: f"on behalf of ada rejected {tui.seeded.waiting}" in screen_text(tui))
         await tui.pilot.press("ctrl+y")
         assert isinstance(tui.app.screen, Decision), "nothing is left to confirm"
         assert tui.app.screen.query_one("#confirm", Button).disabled
         await tui.pilot.press("escape")
-        await wait_until(tui.pilot, lambda: "✗ rejected by ada" in screen_text(tui))
+        await wait_until(tui.pilot, lambda: f"✗ rejected by {this_user()}, on behalf of ada" in screen_text(tui))
         assert [entry.action for entry in await tui.client.audit()] == ["reject"]
 
 
@@ -64,10 +65,10 @@ async def test_a_decision_that_the_daemon_refuses_says_who_was_first(open_app: O
         await tui.pilot.press("a", *"fine")
         await tui.client.reject(tui.seeded.waiting, "harms refunds", actor="ada")
         await tui.pilot.press("ctrl+y")
-        await wait_until(tui.pilot, lambda: "✗ policy-checks@v1 has changed since: ada rejected" in screen_text(tui))
+        await wait_until(tui.pilot, lambda: "✗ policy-checks@v1 has changed since:" in screen_text(tui))
         assert typed_reason(tui) == "fine"
         await tui.pilot.press("escape")
-        await wait_until(tui.pilot, lambda: "✗ rejected by ada" in screen_text(tui))
+        await wait_until(tui.pilot, lambda: f"✗ rejected by {this_user()}, on behalf of ada" in screen_text(tui))
 
 
 async def test_a_decision_that_is_not_answered_keeps_its_text_and_is_made_at_the_next_try(

@@ -13,6 +13,7 @@ from tests.integration.tui.approving import KEY, open_approvals, screen_text
 from tests.integration.tui.conftest import NOW, OpenApp, RunningApp
 from tests.integration.tui.screens import wait_until
 from tests.unit.store.chain import FIXING
+from traced.core.ownership import this_user
 from tui.screens.approvals import Approvals, Patches
 
 FIXED = "✓ a prompt is enough for policy-checks: 25 % → 100 % in its environment"
@@ -50,7 +51,9 @@ async def test_who_took_a_prompt_and_why_stands_with_it_and_others_decisions_com
         await open_approvals(tui)
         assert "approved by" not in screen_text(tui)
         await tui.client.prompts.approve(patch.id[:12], "it [bold]reads[/] well", "ann\x1b[2J")
-        await wait_until(tui.pilot, lambda: "instead of an adapter; approved by ann" in screen_text(tui))
+        await wait_until(
+            tui.pilot, lambda: f"instead of an adapter; approved by {this_user()}, on behalf of ann" in screen_text(tui)
+        )
         await tui.pilot.press("p")
         await wait_until(tui.pilot, lambda: isinstance(tui.app.screen, Patches))
         assert ": it [bold]reads[/] well" in screen_text(tui)

@@ -16,7 +16,7 @@ import pytest
 
 from traced.core import ownership
 from traced.core.errors import AlreadyRunning, DataDirectoryUnusable
-from traced.core.ownership import SERVICE_LOCK, Holder, current_holder, hold_directory
+from traced.core.ownership import SERVICE_LOCK, Holder, current_holder, hold_directory, this_user, user_name
 
 NOON = datetime(2026, 1, 2, 12, tzinfo=UTC)
 HOLDING = """
@@ -148,3 +148,10 @@ def test_a_full_disk_keeps_the_lock_without_a_holder_name(tmp_path: Path, monkey
     with hold_directory(tmp_path, now=lambda: NOON, version="1.0"):
         assert current_holder(tmp_path) == Holder()
         assert "unknown process" in str(Holder())
+
+
+def test_the_name_of_this_user_does_not_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("LOGNAME", "USER", "LNAME", "USERNAME"):
+        monkeypatch.setenv(name, "ann")
+    assert this_user() == user_name(os.getuid())
+    assert user_name(4_000_000_000) == "uid 4000000000"

@@ -25,7 +25,6 @@ def test_what_can_be_reloaded_is_and_the_rest_keeps_its_value(running: Settings,
         "devices.quiet_hours": "08:00-18:00",
         "training.lr": 0.5,
         "training.groups": 3,
-        "api.operator_token_file": "/run/secrets/token",
         "api.port": 8123,
         "store.url": "postgresql://ann:secret@db/traced",
         "seed": 7,
@@ -37,12 +36,11 @@ def test_what_can_be_reloaded_is_and_the_rest_keeps_its_value(running: Settings,
         "devices.quiet_hours": ["", "08:00-18:00"],
         "training.lr": [0.002, 0.5],
         "training.groups": [8, 3],
-        "api.operator_token_file": ["", "/run/secrets/token"],
     }
     assert result.needs_restart == ["seed", "store.url", "target.name", "api.port"]
     now = result.settings
     assert (now.log.level, now.training.lr, now.training.groups) == ("debug", 0.5, 3)
-    assert (now.api.operator_token_file, now.api.port) == ("/run/secrets/token", 0)
+    assert now.api.port == 0
     assert (now.store, now.seed, now.target) == (running.store, running.seed, running.target)
 
 

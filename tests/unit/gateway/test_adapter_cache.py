@@ -14,13 +14,14 @@ from pathlib import Path
 import pytest
 
 from store.records import AdapterVersion
-from tests.unit.registry.chain import publish_adapter
+from tests.unit.registry.chain import hour, publish_adapter
 from tests.waiting import eventually, eventually_async
 from traced.core.errors import DiskError
 from traced.gateway import adapter_cache
 from traced.gateway.adapter_cache import AdapterCache
+from traced.gateway.adapter_files import AdapterFiles
 from traced.inference.errors import ServingError
-from traced.registry.adapter_store import AdapterStore, AdapterStoreError, NotUploaded
+from traced.registry.adapter_store import AdapterStore, AdapterStoreError, NotUploaded, StoredFilesChanged
 
 WITHIN_S = 20
 WEIGHTS = "adapter_model.safetensors"
@@ -225,6 +226,31 @@ def test_a_copy_that_was_damaged_before_the_start_is_fetched_again(place: Place)
     require(third, version)
     third.refresh_and_wait()
     assert len(place.objects.downloads) == 2  # an intact copy is used as it is
+
+
+def test_a_copy_that_is_damaged_before_its_load_is_fetched_again_without_a_quarantine(place: Place) -> None:
+    version = place.versions[0]
+    place.require(version)
+    path = place.cache.location(version)
+    # There is no store in which a quarantine could be written.
+    files = AdapterFiles(None, [], lambda: hour(1), place.cache, {path: version})  # type: ignore[arg-type]
+    files.verify(path)()
+    (path / WEIGHTS).write_bytes(b"run-2")
+    with pytest.raises(ServingError, match="is not what was published"):
+        files.verify(path)
+    assert "being downloaded" in place.problem(version)
+    place.refresh(0)
+    files.verify(path)()
+    assert ((path / WEIGHTS).read_bytes(), len(place.objects.downloads)) == (b"run-1", 2)
+
+
+def test_a_wrong_copy_in_the_object_store_is_reported_by_each_download(place: Place) -> None:
+    version, reports = place.versions[0], list[str]()
+    place.cache.on_changed = lambda changed, reason: reports.append(f"{changed.name}: {reason}")
+    place.objects.errors[version.name] = [StoredFilesChanged("other files"), AdapterStoreError("no answer")]
+    place.require(version)
+    place.refresh(1)
+    assert reports == [f"{version.name}: other files"]
 
 
 def test_a_copy_that_is_not_live_is_removed_once_no_engine_has_it(place: Place) -> None:

@@ -1,13 +1,14 @@
 """The checks of an engine: what it offers for routing, asked until it is lost, and adapters that it cannot have."""
 
 import logging
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from traced.gateway.engines import Pool, Replica
-from traced.inference.errors import EngineError, ModelError, RequestError, UnknownModelError
+from traced.inference.errors import EngineError, ModelError, RequestError, ServingError, UnknownModelError
 
 
 class Engine:
@@ -115,3 +116,27 @@ async def test_an_adapter_that_is_refused_is_named_and_logged_once(caplog: pytes
     assert caplog.text.count("it was trained on another base") == 1
     engines.set_adapters({})
     assert engines.replicas[0].adapter_errors == {}
+
+
+async def test_an_adapter_whose_files_are_written_while_it_is_loaded_is_unloaded() -> None:
+    client, calls = Engine(), []
+
+    async def load(name: str, path: Path) -> None:
+        calls.append(f"load {name}")
+
+    async def unload(name: str) -> None:
+        calls.append(f"unload {name}")
+
+    def verify(path: Path) -> Callable[[], None]:
+        def verify_loaded() -> None:
+            if len(calls) == 1:
+                raise ServingError("it was written to")
+
+        return verify_loaded
+
+    client.load_adapter, client.unload_adapter = load, unload  # type: ignore[attr-defined]
+    engines = pool(client, verify_adapter=verify, adapters={"dates@v1": Path("dates")})
+    await engines.check_all()
+    assert (calls, engines.serves("dates@v1")) == (["load dates@v1", "unload dates@v1"], False)
+    await engines.check_all()
+    assert (calls[2:], engines.serves("dates@v1")) == (["load dates@v1"], True)

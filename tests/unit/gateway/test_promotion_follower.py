@@ -9,6 +9,7 @@ import pytest
 from sqlalchemy import Engine
 
 from store.database import open_store, sqlite_url, write_session
+from store.records import Promotion, PromotionState
 from store.repositories import adapters, capabilities, cycles, promotions
 from store.repositories import adapters as training
 from store.repositories.routers import save_fitted_router
@@ -154,3 +155,57 @@ async def test_a_data_directory_that_cannot_be_written_hides_no_promotion(store:
     promote(store, DATES)
     await follower.refresh()
     assert follower.live.versions == {"date-reasoning": DATES}
+
+
+def quarantine(store: Engine, name: str) -> None:
+    with write_session(store) as session:
+        assert adapters.begin_quarantine(session, name, "weights changed", at=chain.later(75))
+
+
+async def test_a_version_in_quarantine_is_replaced_by_what_its_rollback_would_restore(
+    store: Engine, tmp_path: Path
+) -> None:
+    first, second = DATES, "date-reasoning@v2"
+    for name in (first, second):
+        promote(store, name)
+    follower = PromotionFollower(store, Pool([], 8), tmp_path, lambda: chain.later(80), 3600.0)
+    await follower.refresh()
+    assert (set(follower.live.paths), set(follower.live.superseded)) == ({second}, {first})
+    quarantine(store, second)
+    await follower.refresh()
+    assert (set(follower.pool.adapters), set(follower.live.routes), follower.live.superseded) == ({first}, {first}, {})
+    assert follower.live.current_model(second, lambda name: True) == first
+    quarantine(store, first)
+    # Also after a restart.
+    follower = PromotionFollower(store, Pool([], 8), tmp_path, lambda: chain.later(80), 3600.0)
+    await follower.refresh()
+    assert (follower.pool.adapters, follower.live.routes) == ({}, {})
+    assert follower.live.current_model(second, lambda name: True) == "base"
+    with write_session(store) as session:
+        adapters.end_quarantine(session, second)
+    await follower.refresh()
+    assert set(follower.live.paths) == {second}
+
+
+@pytest.mark.parametrize("control", [DATES, None])
+async def test_a_trial_pauses_while_one_of_its_sides_is_in_quarantine(
+    store: Engine, tmp_path: Path, control: str | None
+) -> None:
+    challenger = "date-reasoning@v2"
+    if control is not None:
+        promote(store, control)
+    with write_session(store) as session:
+        promotions.save_approval(session, chain.approval(challenger))
+        canary = Promotion(challenger, PromotionState.CANARY, "Ada", chain.later(72), share=1.0)
+        promotions.put_on_trial(session, canary)
+    follower = PromotionFollower(store, Pool([], 8), tmp_path, lambda: chain.later(80), 3600.0)
+    await follower.refresh()
+    model, seq = follower.live.assign(control or challenger, "c", lambda name: True)
+    assert (model, seq is not None) == (challenger, True)
+    quarantine(store, control or challenger)
+    await follower.refresh()
+    assert follower.live.trials == {}
+    # Nothing new is routed to the capability; the challenger keeps the conversations that it has.
+    assert follower.live.routes == {}
+    expected_model = challenger if control is not None else "base"
+    assert follower.live.current_model(challenger, lambda name: True) == expected_model

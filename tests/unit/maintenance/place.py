@@ -1,5 +1,6 @@
 """A data directory with a sample of every kind of file, for tests of maintenance."""
 
+import hashlib
 import io
 import json
 import sqlite3
@@ -10,9 +11,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import zstandard
-from sqlalchemy import text
+from sqlalchemy import update
 
 from store.database import open_store, write_session
+from store.tables import AdapterRow
 from tests.unit.store.chain import HASH, SOURCE, save_chain
 from traced.config.settings import Settings, load_settings
 from traced.maintenance import archive
@@ -35,8 +37,8 @@ def fill(data_dir: Path) -> Settings:
     store = open_store(settings.store_url)
     with write_session(store) as session:
         save_chain(session)
-        statement = f"UPDATE adapters SET path = '{data_dir / 'adapters' / ADAPTER}'"
-        session.execute(text(statement))
+        files = {"adapter_model.safetensors": hashlib.sha256(WEIGHTS).hexdigest()}
+        session.execute(update(AdapterRow).values(path=str(data_dir / "adapters" / ADAPTER), files=files))
     store.dispose()
     with closing(sqlite3.connect(data_dir / "checkpoints.db")) as checkpoints:
         columns = "thread_id TEXT, checkpoint_ns TEXT, checkpoint_id TEXT, checkpoint BLOB"

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from contextlib import closing
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 from sqlalchemy import text
@@ -17,6 +18,7 @@ from sqlalchemy import text
 from store.database import connect, open_store, write_session
 from store.repositories import promotions, serving
 from tests.unit.maintenance.place import ADAPTER, NOW, fill, repacked, settings_at, tree
+from traced.maintenance import decision_changes
 from traced.maintenance.backup import back_up
 from traced.maintenance.errors import RestoreRefused
 from traced.maintenance.restore import restore
@@ -113,6 +115,15 @@ def revoke_key(place: Path) -> None:
         [key, *_] = [key.id for key in serving.list_keys(session) if key.revoked_at is None]
         serving.revoke_key(session, key, at=NOW)
     store.dispose()
+
+
+def test_a_token_that_was_replaced_since_is_revived(place: Path) -> None:
+    rows: dict[str, list[dict[str, Any]]] = {table: [] for table in decision_changes.TABLES}
+    token = {"name": "ann", "hash": "a", "created_at": NOW, "revoked_at": None}
+    current = {**rows, "api_tokens": [{**token, "hash": "b"}]}
+    [line] = decision_changes.decision_changes(current, {**rows, "api_tokens": [token]})
+    assert line == "revives the token ann: it would be valid again, but was replaced on 2026-03-20 12:00:00"
+    assert decision_changes.decision_changes(current, current) == []
 
 
 NEWER_DECISION = (

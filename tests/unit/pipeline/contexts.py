@@ -6,9 +6,11 @@ from io import StringIO
 from pathlib import Path
 
 from rich.console import Console
+from sqlalchemy import update
 
 from store.database import open_store, sqlite_url, write_session
-from tests.unit.store.chain import save_chain
+from store.tables import AdapterRow
+from tests.unit.store.chain import adapter, save_chain, with_files
 from traced.config.settings import load_settings
 from traced.core.progress import Progress
 from traced.core.resources import Meter
@@ -23,6 +25,8 @@ def context_with_chain(folder: Path, overrides: Mapping[str, object]) -> Iterato
     store = open_store(sqlite_url(folder / "traced.db"))
     with write_session(store) as session:
         save_chain(session)
+        version = with_files(adapter(), folder)
+        session.execute(update(AdapterRow).values(path=version.path, files=version.files))
     progress = Progress(Console(file=StringIO()))
     settings = load_settings(folder, dict(overrides))
     yield Context(settings, store, target("desk"), ModelFiles("tiny", folder), "c1", progress, Meter())

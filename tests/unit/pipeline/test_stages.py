@@ -10,11 +10,13 @@ import pytest
 
 from store.database import write_session
 from store.records import RunState
-from store.repositories.adapters import get_training_run
+from store.repositories.adapters import get_training_run, quarantined_adapters
 from store.repositories.capabilities import save_capabilities, save_labels
 from store.repositories.cycles import list_stage_events
+from store.repositories.promotions import list_gates
 from store.types import GateAnswer, GateResult, Label, Verdict
 from tests.unit.pipeline.contexts import context_with_chain
+from tests.unit.registry.tampering import replace_weights
 from tests.unit.store.chain import CAPABILITY, HASH, T0
 from traced.config.settings import load_settings
 from traced.core.errors import CapabilityError, GateError, StageError
@@ -100,6 +102,39 @@ async def test_a_gate_that_cannot_compare_stops_the_cycle_and_not_its_capability
     with pytest.raises(StageError, match="8 of 10 pairs") as raised:
         await gate.gate(context, "date-reasoning@v1")
     assert not isinstance(raised.value, CapabilityError)
+
+
+@pytest.mark.parametrize("moment", ["before", "while the engine loads it", "while it plays"])
+async def test_a_gate_judges_the_bytes_that_were_published(
+    context: Context, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    name, calls = "date-reasoning@v1", []
+
+    def replace_weights_at(now: str) -> None:
+        calls.append(now)
+        if now == moment:
+            replace_weights(context.data_dir / "adapters" / name)
+
+    async def play_rounds(adapter: str, *_: Any) -> GateResult:
+        replace_weights_at("while it plays")
+        return GateResult(adapter, GateAnswer.PASS, [], 3)
+
+    async def load(*_: Any) -> None:
+        replace_weights_at("while the engine loads it")
+
+    monkeypatch.setattr(gate, "run_gate", play_rounds)
+    monkeypatch.setattr(Context, "serve", load)
+    replace_weights_at("before")
+    with pytest.raises(CapabilityError, match="is not what was published: adapter_model"):
+        await gate.gate(context, name, 3)
+    assert calls[-1] == moment
+    with context.read_session() as session:
+        assert list(quarantined_adapters(session)) == [name]
+        assert [record.result.rounds for record in list_gates(session, name)] == [2]
+    # Not even the right bytes are judged before a person releases them.
+    with pytest.raises(CapabilityError):
+        await gate.gate(context, name, 3)
+    assert calls[-1] == moment
 
 
 async def test_a_training_that_a_person_has_stopped_is_not_taken_up_again(context: Context) -> None:

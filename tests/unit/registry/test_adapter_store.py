@@ -21,7 +21,8 @@ from store.repositories.adapters import get_adapter
 from store.repositories.promotions import live_adapters
 from store.types import GateAnswer
 from tests.unit.registry.chain import hour, publish_adapter, seed_adapter, seed_cycle
-from traced.core.errors import PromotionError
+from tests.unit.registry.tampering import flip_byte
+from traced.core.errors import AdapterChanged, PromotionError
 from traced.registry import adapter_store
 from traced.registry.adapter_store import (
     AdapterStore,
@@ -33,6 +34,7 @@ from traced.registry.adapter_store import (
 )
 from traced.registry.decision_rules import Action
 from traced.registry.decisions import approve, roll_back
+from traced.registry.integrity import quarantining
 
 WEIGHTS = "adapter_model.safetensors"
 
@@ -148,7 +150,7 @@ def test_a_larger_file_may_take_longer(
     assert contents(tmp_path / "x") == contents(Path(version.path))
 
 
-@pytest.mark.parametrize("fault", ["byte", "missing", "manifest", "other manifest"])
+@pytest.mark.parametrize("fault", ["byte", "missing", "other manifest"])
 def test_files_that_are_not_the_published_ones_are_refused(tmp_path: Path, objects: AdapterStore, fault: str) -> None:
     version, target = publish_adapter(tmp_path, 1), tmp_path / "cache" / "x"
     objects.upload(version)
@@ -157,8 +159,6 @@ def test_files_that_are_not_the_published_ones_are_refused(tmp_path: Path, objec
         file_system.pipe_file(f"{folder}/{WEIGHTS}", b"run-2")
     elif fault == "missing":
         file_system.rm_file(f"{folder}/{WEIGHTS}")
-    elif fault == "manifest":
-        file_system.pipe_file(f"{folder}/manifest.json", b'{"name":')
     else:
         # Files and manifest agree with each other, but not with the database.
         other = publish_adapter(tmp_path, 2)
@@ -192,12 +192,12 @@ def test_versions_of_one_name_with_other_content_do_not_meet(tmp_path: Path, obj
 
 def test_files_that_changed_since_publication_are_not_uploaded(tmp_path: Path, objects: AdapterStore) -> None:
     version = publish_adapter(tmp_path, 1)
-    with pytest.raises(PromotionError, match="is not the error-recovery@v1 of the database"):
+    with pytest.raises(PromotionError, match="error-recovery@v1 is not what was published"):
         objects.upload(replace(version, files={**version.files, WEIGHTS: "0" * 64}))
     weights = Path(version.path) / WEIGHTS
     weights.chmod(0o644)
     weights.write_bytes(b"x")
-    with pytest.raises(PromotionError, match="have changed since its publication"):
+    with pytest.raises(PromotionError, match="error-recovery@v1 is not what was published"):
         objects.upload(version)
     with pytest.raises(NotUploaded):
         objects.download(version, tmp_path / "x")
@@ -294,6 +294,22 @@ def test_versions_in_service_are_uploaded_later_if_their_files_are_here(
 
     # v2 is live again; v1 has no files here, v3 was rolled back, v4 was never approved.
     assert [is_uploaded(version) for version in versions] == [False, True, False, False]
+
+
+def test_a_changed_version_in_service_does_not_keep_the_others_from_the_object_store(
+    store: Engine, tmp_path: Path, objects: AdapterStore
+) -> None:
+    versions = [trained_adapter(store, tmp_path, number) for number in (1, 2)]
+    for number, version in enumerate(versions):
+        with write_session(store) as session:
+            approve(session, Action("ann", "local", hour(10 + number)), version.name)
+    flip_byte(Path(versions[1].path) / WEIGHTS)
+    with pytest.raises(AdapterChanged), quarantining(store, [], lambda: hour(20)):
+        upload_in_service(objects.url, store)
+    upload_in_service(objects.url, store)
+    objects.download(versions[0], tmp_path / "x")
+    with pytest.raises(NotUploaded):
+        objects.download(versions[1], tmp_path / "y")
 
 
 def test_a_missing_library_is_named() -> None:

@@ -142,10 +142,13 @@ def test_an_adapter_that_was_rolled_back_can_be_approved_again(session: Session)
     assert [action for action, *_ in audit_entries(session)] == ["approve", "approve", "rollback", "approve"]
 
 
-def test_a_name_that_somebody_else_gave_is_audited_with_who_gave_it(session: Session) -> None:
-    approve(session, Action("ann", "operator", hour(30), submitted_by="operator token"), ADAPTER)
+def test_a_claimed_name_is_stored_beside_that_of_the_authenticated_person(session: Session) -> None:
+    action = Action("bob", "operator", hour(30), on_behalf_of="ann")
+    done = approve(session, action, ADAPTER)
     [entry] = list_audit(session)
-    assert (entry.who, entry.role, entry.detail["by"]) == ("ann", "operator", "operator token")
+    assert (entry.who, entry.role, entry.detail["on_behalf_of"]) == ("bob", "operator", "ann")
+    assert done.detail["decision"]["who"] == done.detail["promotion"]["who"] == "bob, on behalf of ann"
+    assert list_events(session)[-1].detail["who"] == "bob, on behalf of ann"
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 import hashlib
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 from sqlmodel import Session
 
@@ -139,6 +140,16 @@ def adapter(version: int = 1) -> AdapterVersion:
     name = f"date-reasoning@v{version}"
     files = {"adapter_model.safetensors": f"{version:064d}"}
     return AdapterVersion(name, "date-reasoning", version, f"/data/{name}", files, "c1", "r1", HASH, later(5))
+
+
+def with_files(version: AdapterVersion, data_dir: Path) -> AdapterVersion:
+    """Write the files of a version below a data directory, unless it has a folder; return it with their hashes."""
+    folder = data_dir / "adapters" / version.name
+    if not folder.exists():
+        folder.mkdir(parents=True)
+        (folder / "adapter_model.safetensors").write_text(version.name)
+    files = {"adapter_model.safetensors": hashlib.sha256(version.name.encode()).hexdigest()}
+    return replace(version, path=str(folder), files=files)
 
 
 def approval(name: str = "date-reasoning@v1", decision: Decision = Decision.APPROVED, seconds: float = 7) -> Approval:

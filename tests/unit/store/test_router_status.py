@@ -94,6 +94,17 @@ def test_feedback_and_outcomes(store: Engine, file: Path) -> None:
     assert status_read.outcomes == {"success": 2, "unknown": 1}
 
 
+def test_imported_trajectories_are_no_production(store: Engine, file: Path) -> None:
+    imported = replace(trajectory("t1"), cycle_id=None, source="tau-bench", outcome=Outcome.SUCCESS)
+    produced = replace(imported, id="t2", source="desk")
+    cycle = replace(CYCLE, id="tau-bench-1", target="tau-bench", config={"imported": 1})
+    with write_session(store) as session:
+        for item in (CYCLE, cycle):
+            save_cycle(session, item)
+        save_trajectories(session, [imported, produced])
+    assert read_status(file).outcomes == {"success": 1}
+
+
 def test_reads_are_bounded_and_marked_partial(store: Engine, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(status, "MAX_EXCHANGES", 3)
     with write_session(store) as session:

@@ -4,6 +4,7 @@ import sqlite3
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from sqlmodel import Session
 
 from store.database import open_store, read_session, sqlite_url, write_session
 from store.errors import NotApproved, NotLive, StoreUnavailable, StoreVersionError
-from store.records import AuditEntry, Decision, RoutingChoice, StageEvent, StageState
+from store.records import AuditEntry, CycleState, Decision, RoutingChoice, StageEvent, StageState
 from store.repositories import adapters, attempts, cycles, llm_replies, promotions, serving
 from store.repositories import promotions as gates
 from store.repositories.adapters import save_training_run
@@ -29,7 +30,15 @@ from store.repositories.cycles import (
 from store.repositories.events import save_audit
 from store.repositories.llm_replies import save_patch
 from store.repositories.trajectories import save_trajectories
-from store.status import MAX_CYCLES, BlockedStage, QuarantineStatus, StageCostStatus, StoreStatus, store_status
+from store.status import (
+    MAX_CYCLES,
+    BlockedStage,
+    QuarantineStatus,
+    RunningStage,
+    StageCostStatus,
+    StoreStatus,
+    store_status,
+)
 from store.types import GateAnswer
 from tests.unit.store.chain import (
     CYCLE,
@@ -164,6 +173,25 @@ def test_blocked_paused_and_requested_are_shown(file: Path) -> None:
     store.dispose()
     status = store_status(sqlite_url(file))
     assert (status.held_up, status.paused, status.asked_for, status.cannot_begin) == ([], {}, {}, {})
+
+
+def test_stages_at_work_are_shown_with_their_progress(file: Path) -> None:
+    store = open_store(sqlite_url(file))
+    with write_session(store) as db:
+        cycles.save_cycle(db, CYCLE)
+        cycles.save_cycle(db, replace(CYCLE, id="c2", state=CycleState.CANCELLED))
+        attempts.begin_attempt(db, "c2", InputKey("collect", "", "ab"), holder="h", at=T0)
+        attempts.begin_attempt(db, "c1", InputKey("train", "dates", "ab"), holder="h", at=T0)
+        collect = attempts.begin_attempt(db, "c1", InputKey("collect", "", "ab"), holder="h", at=T0)
+        progress = {"phase": "collect", "done": 40, "total": 100}
+        attempts.record_heartbeat(db, collect.seq, at=later(1), pid=1, progress=progress)
+    store.dispose()
+    now = later(1) + timedelta(seconds=4)
+    day = (later(1) - T0).total_seconds()
+    assert store_status(sqlite_url(file), now).running == [
+        RunningStage("c1", "train", "dates", "", 0, 0, day + 4, day + 4),
+        RunningStage("c1", "collect", "", "collect", 40, 100, day + 4, 4),
+    ]
 
 
 def test_quarantined_inputs_are_shown_until_released(file: Path) -> None:

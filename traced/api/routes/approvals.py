@@ -11,7 +11,7 @@ from sqlmodel import Session
 
 from store.database import read_session
 from store.errors import NotFound
-from store.records import AdapterVersion, Approval, Cycle, GateRecord
+from store.records import AdapterVersion, Approval, Cycle, GateRecord, PromotionState
 from store.repositories.adapters import get_adapter, get_training_run, list_iterations
 from store.repositories.capabilities import get_capability, list_findings
 from store.repositories.cycles import get_cycle
@@ -54,18 +54,26 @@ from traced.registry.decision_rules import round_limit
 from traced.registry.decisions import pending_requests
 
 BASE = "base"  # name of the base model in episodes
+ENDED_STATUSES: dict[PromotionState, ApprovalStatus] = {
+    PromotionState.ROLLED_BACK: "rolled back",
+    PromotionState.SUPERSEDED: "superseded",
+}
 MAX_ROWS = 8  # maximum number of pairs of each kind, and of lost tasks
 
 
 def approval_status(gated: GatedAdapter) -> ApprovalView:
     """Return the approval state of an adapter version."""
-    undecided: ApprovalStatus = "waiting" if gated.awaits_decision else "not passed"
+    status: ApprovalStatus = "waiting" if gated.awaits_decision else "not passed"
+    if gated.decision is not None:
+        status = gated.decision.decision.value
+    if status == "approved" and gated.promotion is not None:
+        status = ENDED_STATUSES.get(gated.promotion, status)
     decision = None if gated.decision is None else _decision(gated.decision)
     return ApprovalView(
         name=gated.name,
         capability=gated.capability,
         cycle_id=gated.cycle_id,
-        standing=undecided if decision is None else decision.decision,
+        standing=status,
         answer=gated.answer.value,
         rounds=gated.rounds,
         at=gated.at,

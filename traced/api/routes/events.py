@@ -48,7 +48,7 @@ def stream(control: Control, door: Door) -> APIRouter:
         """
 
         async def listens() -> bool:
-            is_authorized = caller.still_let_in() and control.state != "draining"
+            is_authorized = await run_in_threadpool(caller.still_let_in) and control.state != "draining"
             return is_authorized and not await request.is_disconnected()
 
         lines = _stream_with_sampling(
@@ -87,10 +87,10 @@ async def _stream(control: Control, listens: Listens, after: int, *, present: bo
     while True:
         async with control.streams.slot(patient=True):
             page = await run_in_threadpool(control.events, after, PAGE)
-        live_position, live_events = control.present.since(live_position) if present else (live_position, [])
-        # Checked after reading, so that a revoked listener gets nothing that happened later.
-        if not await listens():
-            return
+            live_position, live_events = control.present.since(live_position) if present else (live_position, [])
+            # Checked after reading, so that a revoked listener gets nothing that happened later.
+            if not await listens():
+                return
         for event in page:
             after = event.seq
             yield _as_sse(event)

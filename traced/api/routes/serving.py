@@ -12,7 +12,7 @@ from sqlmodel import Session
 from store.database import read_session
 from store.records import ConversationRoute, PromotionEntry, PromotionState
 from store.repositories import promotions
-from store.repositories.adapters import cycles_with_adapters
+from store.repositories.adapters import cycles_with_adapters, get_adapter
 from store.repositories.promotions import live_adapters
 from store.repositories.serving import count_trial_conversations
 from store.repositories.traffic import Conversation, ModelActivity, RecentTraffic, get_conversation, recent_traffic
@@ -122,6 +122,7 @@ def _version(session: Session, entry: PromotionEntry, settings: PromotionSection
         who=promotion.who,
         reason=promotion.reason[:TEXT],
         share=promotion.share,
+        quarantine=get_adapter(session, promotion.adapter).quarantine_reason[:TEXT],
         brought_back=(promotions.rollback_target(session, entry) or BASE) if in_use else "",
         canary=_canary(session, entry, settings, labels) if is_canary else None,
     )

@@ -1,0 +1,1 @@
+"""Decisions of many clients on a service that fails in many ways, checked against a sequential model."""
