@@ -30,7 +30,7 @@ from benchmarks.chaos.power import workloads
 from benchmarks.chaos.power.recording import Point, Recording
 from store.database import open_store, read_session
 from store.errors import StoreError
-from store.records import CycleState
+from store.records import AdapterVersion, CycleState
 from store.repositories.adapters import list_adapters
 from store.repositories.capabilities import list_capabilities
 from store.repositories.cycles import list_cycles
@@ -40,7 +40,7 @@ from store.tables import AdapterRow, CycleRow, TrajectoryRow
 from tests.integration.service.place import Place as CyclePlace
 from traced.core.errors import TracedError
 from traced.gateway.recorder import Recorder
-from traced.registry.publication import verify
+from traced.registry.integrity import check_files
 
 RECORDS_OF_IMPORT = 3
 CYCLE_S = 60.0
@@ -199,11 +199,11 @@ def _damage(session: Session) -> Iterator[str]:
         for row in session.connection().execute(text("PRAGMA integrity_check")):
             if tuple(row) != ("ok",):
                 yield f"the database is damaged: {tuple(row)}"
-    if (entry := check_audit(session)) is not None:
-        yield f"the audit chain is broken at {entry.seq}"
+    if (broken := check_audit(session)) is not None:
+        yield f"the audit chain is broken at {broken}"
     for adapter in session.exec(select(AdapterRow)):
         try:
-            verify(Path(adapter.path))
+            check_files(AdapterVersion(**adapter.model_dump()))
         except TracedError as error:
             yield f"adapter {adapter.name}: {error}"
 
