@@ -22,7 +22,7 @@ from sqlalchemy import Engine
 from store.database import open_store
 from traced.client import Client, NoDaemon, default_socket
 from traced.client.models import Status
-from traced.config.settings import load_settings
+from traced.config.settings import Settings, load_settings
 
 READY_S = 600.0
 POLL_S = 0.1
@@ -107,9 +107,13 @@ class Place:
         """Whether the service's process runs."""
         return self.process is not None and self.process.poll() is None
 
+    def read_settings(self) -> Settings:
+        """The settings in its file."""
+        return load_settings(self.data_dir)
+
     def open_store(self) -> Engine:
         """The store, opened by the caller, who closes it."""
-        return open_store(load_settings(self.data_dir).store_url)
+        return open_store(self.read_settings().store_url)
 
     def start(self) -> None:
         """Start the service and wait until it answers."""

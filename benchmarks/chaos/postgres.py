@@ -52,15 +52,20 @@ class Server:
         # the log goes to a file, so that the server does not hold on to a pipe of this process
         _run("pg_ctl", "-D", f"{self.folder}/data", "-l", f"{self.folder}/log", "-w", "-o", self.options, "start")
 
+    def take_ownership(self) -> None:
+        """Give its files to the user that runs it."""
+        for path in [self.folder, *self.folder.rglob("*")]:
+            os.chown(path, _owner().pw_uid, _owner().pw_gid)
+
     def stop(self) -> None:
         """End it at once, as a crash would."""
         _run("pg_ctl", "-D", f"{self.folder}/data", "-w", "-m", "immediate", "stop")
 
 
 @contextmanager
-def server(options: str = "") -> Iterator[Server]:
-    """Provide a temporary server, started with ``options`` of ``postgres``."""
-    folder = Path(tempfile.mkdtemp(prefix="pg-", dir="/tmp"))  # a socket's path has to be short
+def server(options: str = "", parent: Path = Path("/tmp")) -> Iterator[Server]:
+    """Provide a temporary server in a folder of ``parent``, started with ``options`` of ``postgres``."""
+    folder = Path(tempfile.mkdtemp(prefix="pg-", dir=parent))  # a socket's path has to be short
     instance = Server(folder, f"-c listen_addresses='' -c unix_socket_directories={folder} {options}")
     try:
         os.chown(folder, _owner().pw_uid, _owner().pw_gid)

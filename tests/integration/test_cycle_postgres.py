@@ -43,6 +43,10 @@ async def test_a_killed_cycle_goes_on_and_no_file_is_made(
     assert status.state["promoted"] == ["alpha@v1", "beta@v1"]
     assert script.calls.count("train alpha") == 1
     assert not (tmp_path / CHECKPOINTS).exists()
+    async with checkpoints(tmp_path, url) as saver:
+        cycle_graph = build_graph(script.stages(), saver)
+        await graph.forget_checkpoints(cycle_graph, CYCLE)
+        assert not (await graph.cycle_status(cycle_graph, CYCLE)).started
 
 
 async def test_a_database_that_goes_away_is_told_and_the_cycle_goes_on_later(url: str, tmp_path: Path) -> None:

@@ -305,6 +305,7 @@ class CycleLoop:
         # langgraph is heavy: the service starts without it.
         from traced.pipeline.child_runner import ChildStageRunner
         from traced.pipeline.graph import advance, build_graph, checkpoints
+        from traced.pipeline.reconciliation import reconcile
         from traced.pipeline.stages import cycle_stages
 
         settings = as_begun(self.settings, cycle)
@@ -331,6 +332,7 @@ class CycleLoop:
                 trainings=0,  # no limit: each training leases its device
                 prompt_first=settings.training.prompt_first,
             )
+            await reconcile(graph, context)
             progress_state = await advance(graph, cycle.id)
         if progress_state.finished:
             await self._mark(cycle, CycleState.FINISHED)

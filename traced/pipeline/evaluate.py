@@ -61,7 +61,7 @@ async def evaluate(context: Context, promoted_adapters: Sequence[str]) -> None:
     """Play the test split with every policy; without adapters there is no router to evaluate."""
     seeds, adapters = context.settings.test.seeds, routable_adapters(context, promoted_adapters)
     for model in (BASE, *adapters, *([ROUTED] if adapters else [])):
-        context.progress.plan(_stage(model), f"Test: {model}", EPISODE_S * seeds, EPISODES)
+        context.progress.plan(stage_of(model), f"Test: {model}", EPISODE_S * seeds, EPISODES)
     async with context.target.source() as source:
         await on_test(context, source, FLOOR, DoNothing(), "Test: do nothing")
         await _model_on_test(context, source, BASE, "Test: base model")
@@ -81,7 +81,8 @@ async def evaluate_base(context: Context) -> list[Rate]:
     return [rate(FLOOR, floor), rate(BASE, base)]
 
 
-def _stage(model: str) -> str:
+def stage_of(model: str) -> str:
+    """Return the stage's name in the events of a policy's episodes."""
     return f"evaluate {model}"
 
 
@@ -93,7 +94,7 @@ def test_jobs(context: Context) -> list[EpisodeJob]:
 async def on_test(context: Context, source: EpisodeSource, model: str, policy: Policy, title: str) -> list[Trajectory]:
     """Return one policy's episodes on the test seeds."""
     jobs = test_jobs(context)
-    with context.stage(_stage(model), title, total=len(jobs)) as stage:
+    with context.stage(stage_of(model), title, total=len(jobs)) as stage:
         return await episodes(
             context,
             source,

@@ -24,7 +24,7 @@ from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 from langgraph.checkpoint.sqlite.aio import AsyncSqliteSaver
 from langgraph.graph import END, START, StateGraph
 from langgraph.graph.state import CompiledStateGraph
-from langgraph.types import Command, Send, interrupt
+from langgraph.types import Command, Send, StateSnapshot, interrupt
 from langsmith import tracing_context
 from sqlalchemy.engine import make_url
 
@@ -377,13 +377,26 @@ async def cycle_status(graph: CycleGraph, cycle_id: str) -> CycleStatus:
             hint="traced cycle start; recorded results are kept",
         ) from error
     version = (snapshot.metadata or {}).get(GRAPH, 1)
-    if started and snapshot.next and version != GRAPH_VERSION:
+    # Not ``next``, which leaves out nodes that have finished while the checkpoint after them was not written any more.
+    is_unfinished = bool(snapshot.tasks)
+    if started and is_unfinished and version != GRAPH_VERSION:
         raise CycleChanged(
             f"{cycle_id} was started with graph version {version}, this release has version {GRAPH_VERSION}, "
             "so the cycle ends",
             hint="traced cycle start; recorded results are kept",
         )
-    return CycleStatus(cast(CycleState, snapshot.values), started, started and not snapshot.next, waiting)
+    return CycleStatus(cast(CycleState, snapshot.values), started, started and not is_unfinished, waiting)
+
+
+async def checkpoint_of(graph: CycleGraph, cycle_id: str) -> StateSnapshot:
+    """Return the last checkpoint of a cycle, with those of its capabilities as the states of its tasks."""
+    return await graph.aget_state(_thread(cycle_id), subgraphs=True)
+
+
+async def forget_checkpoints(graph: CycleGraph, cycle_id: str) -> None:
+    """Delete the checkpoints of a cycle, so that ``advance`` begins its graph anew."""
+    assert isinstance(graph.checkpointer, BaseCheckpointSaver)
+    await graph.checkpointer.adelete_thread(cycle_id)
 
 
 async def advance(graph: CycleGraph, cycle_id: str) -> CycleStatus:

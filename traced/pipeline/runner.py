@@ -16,6 +16,7 @@ from traced.pipeline.analyze import stored_findings
 from traced.pipeline.context import Context
 from traced.pipeline.evaluate import EPISODES, TRAINING, TYPICAL_CAPABILITIES, expected_s
 from traced.pipeline.graph import CycleStatus, advance, build_graph, checkpoints
+from traced.pipeline.reconciliation import reconcile
 from traced.pipeline.report import SESSION
 from traced.pipeline.stages import PROMPT, cycle_stages, run_stage
 from traced.prompt_optimization.patches import Remedy
@@ -52,6 +53,7 @@ async def run_cycle(context: Context, decide: Callable[[Context, Sequence[str]],
                 prompt_first=training.prompt_first,
             )
             _mark(context, CycleState.RUNNING)
+            await reconcile(graph, context)
             status = await advance(graph, context.cycle_id)
             while status.waiting and decide(context, status.waiting):
                 status = await advance(graph, context.cycle_id)

@@ -33,6 +33,7 @@ from store.repositories.promotions import save_gate
 from store.types import Capability, GateAnswer, GateResult, PairedDifference
 from tests.unit.store.chain import T0
 from traced.core.errors import CapabilityError
+from traced.core.files import flush
 from traced.processes.job import Evidence, Failure, Job, JobOutcome, Report, ReportKind, Result, describe
 from traced.registry.publication import publish
 
@@ -102,6 +103,7 @@ class Scripted:
         for name in ("adapter_config.json", "adapter_model.safetensors"):
             (folder / name).write_text(run)
         published = publish(folder, self.data_dir / "adapters", capability, origin=run)
+        flush(self.data_dir)
         ids = (cycle_id, run, environment)
         version = AdapterVersion(
             published.name, capability, published.version, str(published.path), published.files, *ids, T0

@@ -7,6 +7,7 @@ import sqlite3
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -248,6 +249,31 @@ def test_a_killed_process_carries_on(tmp_path: Path, cut_at: str) -> None:
     assert set(script.calls) == set(undisturbed.calls)
     upstream = {"collect", "analyze"} - {cut_at}
     assert all(script.calls.count(call) == 1 for call in upstream if call in script.calls)
+
+
+@pytest.mark.parametrize("writes", range(1, 24, 2))
+def test_a_process_killed_between_a_node_and_its_checkpoint_carries_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, writes: int
+) -> None:
+    script, count, aput = (
+        Script(capabilities=["alpha"], decisions=approved("alpha")),
+        [0],
+        cycle.ShieldedSqliteSaver.aput,
+    )
+
+    async def cut(self: cycle.ShieldedSqliteSaver, *arguments: Any) -> Any:
+        count[0] += 1
+        if count[0] == writes:
+            raise PowerCut("before the checkpoint")
+        return await aput(self, *arguments)
+
+    monkeypatch.setattr(cycle.ShieldedSqliteSaver, "aput", cut)
+    with contextlib.suppress(PowerCut):
+        run(script, tmp_path)
+    status = run(script, tmp_path)
+    assert status.finished
+    assert status.state["promoted"] == ["alpha@v1"]
+    assert {call.split()[0] for call in script.calls} == {*WAY}
 
 
 def test_waits_for_approval_and_goes_on_after_it(tmp_path: Path) -> None:
