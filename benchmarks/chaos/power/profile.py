@@ -199,8 +199,8 @@ def _damage(session: Session) -> Iterator[str]:
         for row in session.connection().execute(text("PRAGMA integrity_check")):
             if tuple(row) != ("ok",):
                 yield f"the database is damaged: {tuple(row)}"
-    if (wrong_entry := check_audit(session)) is not None:
-        yield f"the audit chain is broken at {wrong_entry}"
+    if (changed_seq := check_audit(session)) is not None:
+        yield f"the audit chain is broken at {changed_seq}"
     for adapter in session.exec(select(AdapterRow)):
         try:
             check_files(AdapterVersion(**adapter.model_dump()))

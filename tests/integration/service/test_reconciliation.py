@@ -7,11 +7,13 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from sqlmodel import delete
 
-from store.database import open_store, read_session, sqlite_url
+from store.database import open_store, read_session, sqlite_url, write_session
 from store.records import CycleState
 from store.repositories.capabilities import list_capabilities
 from store.repositories.events import list_events
+from store.service_tables import LeaseRow
 from tests.integration.service.place import Place
 from tests.integration.service.test_loop import ADA, END_STATES, WAITING
 from traced.client.models import Reason
@@ -36,6 +38,9 @@ def go_back_to(place: Place, earlier: Path) -> None:
         (place.data_dir / f"traced.db{suffix}").unlink(missing_ok=True)
     earlier.replace(place.data_dir / "traced.db")
     place.store = place.scripted.store = open_store(sqlite_url(place.data_dir / "traced.db"))
+    # A lease of this process in the earlier store: a service that starts releases those of ended processes.
+    with write_session(place.store) as session:
+        session.execute(delete(LeaseRow))
     place.scripted.stage_runs.clear()
     place.restart()
 
