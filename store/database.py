@@ -149,6 +149,18 @@ def write_session(engine: Engine) -> Iterator[Session]:
         session.commit()
 
 
+def limit_lock_wait(session: Session, seconds: float) -> None:
+    """Let this transaction fail if a lock is held for so long; on SQLite ``BUSY_TIMEOUT_MS`` is the limit."""
+    if session.get_bind().dialect.name == "postgresql":
+        session.execute(text(f"SET LOCAL lock_timeout = '{seconds:.0f}s'"))
+
+
+def is_lock_error(error: StoreUnavailable) -> bool:
+    """Whether a transaction failed because another one held a lock for too long."""
+    cause = getattr(error.__cause__, "orig", None)
+    return "locked" in str(cause) or type(cause).__name__ == "LockNotAvailable"
+
+
 @contextmanager
 def read_session(engine: Engine) -> Iterator[Session]:
     """Open a read-only session on one consistent snapshot; it does not block writers, and its writes are rolled back.

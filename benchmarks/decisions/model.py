@@ -30,11 +30,13 @@ class Model:
     # The versions that were live, by capability, oldest first; the live one is the last.
     histories: dict[str, list[str]] = field(default_factory=dict)
     last_promoted: str | None = None
+    # The versions that have been superseded or rolled back at some time.
+    interrupted: set[str] = field(default_factory=set)
 
     def copy(self) -> "Model":
         """Return an independent copy."""
         histories = {capability: list(names) for capability, names in self.histories.items()}
-        return Model(dict(self.decisions), dict(self.states), histories, self.last_promoted)
+        return Model(dict(self.decisions), dict(self.states), histories, self.last_promoted, set(self.interrupted))
 
     @property
     def live(self) -> list[str]:
@@ -55,7 +57,7 @@ class Model:
         is_served = state in (target, "live")
         if is_served and self.decisions.get(name) == "approved":
             return "unchanged"
-        is_larger_trial = self.decisions.get(name) == "approved" and state == "canary"
+        is_larger_trial = self.decisions.get(name) == "approved" and state == "canary" and name not in self.interrupted
         if not (decision.tagged or name not in self.decisions or is_larger_trial):
             return "refused"
         self.decisions[name] = "approved"
@@ -63,6 +65,7 @@ class Model:
         for other in self._versions(capability):
             if other != name and (self.states[other] == "canary" or (self.states[other], target) == ("live", "live")):
                 self.states[other] = "superseded"
+                self.interrupted.add(other)
         self.states[name] = target
         if target == "live":
             self._push(name)
@@ -87,6 +90,7 @@ class Model:
             return "refused"
         history = self.histories.setdefault(name.partition("@")[0], [])
         self.states[name] = "rolled_back"
+        self.interrupted.add(name)
         history[:] = [other for other in history if other != name]
         if state == "live":
             while history and self.decisions.get(history[-1]) != "approved":

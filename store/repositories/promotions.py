@@ -409,9 +409,10 @@ def last_promotion(session: Session) -> int:
     return session.exec(select(func.max(PromotionRow.seq))).one() or 0
 
 
-def last_change(session: Session) -> list[Promotion]:
-    """Return the log entries of the newest promotion or rollback, oldest first; none if the log is empty."""
-    newest = session.exec(select(PromotionRow).order_by(col(PromotionRow.seq).desc()).limit(1)).first()
+def last_change(session: Session, *, ignored_actor: str) -> list[Promotion]:
+    """Return the log entries of the newest promotion or rollback by another actor, oldest first; [] without one."""
+    newest_first = select(PromotionRow).where(PromotionRow.who != ignored_actor).order_by(col(PromotionRow.seq).desc())
+    newest = session.exec(newest_first.limit(1)).first()
     if newest is None:
         return []
     query = select(PromotionRow).where(PromotionRow.at == newest.at, PromotionRow.who == newest.who)

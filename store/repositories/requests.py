@@ -32,10 +32,7 @@ def begin_request(session: Session, key: str, digest: str | None, *, at: datetim
     """
     session.execute(delete(RequestRow).where(col(RequestRow.at) < at - LIFETIME))
     insert_new(session, RequestRow, [{"key": key, "digest": digest or "", "at": at, "response": {}}])
-    row = session.get_one(RequestRow, key)
-    if digest is not None and row.digest != digest:
-        raise StoreConflict("the idempotency key was used for another request; create a new key for each request")
-    return row.response or None
+    return _response(session.get_one(RequestRow, key), digest)
 
 
 def end_request(session: Session, key: str, response: JsonObject) -> None:
@@ -43,3 +40,15 @@ def end_request(session: Session, key: str, response: JsonObject) -> None:
     row = session.get_one(RequestRow, key)
     row.response = response
     session.add(row)
+
+
+def find_response(session: Session, key: str, digest: str) -> JsonObject | None:
+    """Return the response of a request that was carried out before; raises as ``begin_request``."""
+    row = session.get(RequestRow, key)
+    return None if row is None else _response(row, digest)
+
+
+def _response(row: RequestRow, digest: str | None) -> JsonObject | None:
+    if digest is not None and row.digest != digest:
+        raise StoreConflict("the idempotency key was used for another request; create a new key for each request")
+    return row.response or None

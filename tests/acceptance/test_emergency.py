@@ -14,16 +14,19 @@ from sqlalchemy import text
 
 from store import database
 from store.database import open_store, read_session, sqlite_url, write_session
+from store.errors import NotLive
 from store.repositories.events import list_audit
 from store.repositories.promotions import live_adapters, read_adapter_state
+from store.repositories.requests import begin_request
 from tests.acceptance.conftest import Traced
 from tests.acceptance.test_acts_verbs import daemon
 from tests.unit.registry.chain import seed_adapter, seed_cycle
 from tests.waiting import eventually
-from traced.cli.decisions import rollback
+from traced.cli.decisions import decide, rollback
+from traced.config.settings import load_settings
 from traced.core.errors import ServiceSilent
-from traced.core.ownership import SERVICE, hold_directory
-from traced.core.reserve import NAME, SIZE, create_reserve
+from traced.core.ownership import RESERVE, SERVICE, hold_directory
+from traced.core.reserve import SIZE, create_reserve
 from traced.registry import decisions
 from traced.registry.decision_rules import Action
 
@@ -79,12 +82,12 @@ def fill(directory: Path) -> None:
 
 
 def check_full_disk(traced: Traced, disk: Path) -> None:
-    eventually((disk / NAME).exists)
+    eventually((disk / RESERVE).exists)
     fill(disk)
     assert shutil.disk_usage(disk).free == 0
     done = traced("rollback", "--yes")
     assert done.code == 0, done.err
-    assert not (disk / NAME).exists()
+    assert not (disk / RESERVE).exists()
     (disk / "fill").unlink()
     assert state(disk) == ([], ["approve", "rollback"])
 
@@ -143,6 +146,30 @@ def test_a_service_that_hangs_with_the_lock_of_the_store_is_named(
     assert state(data_dir) == ([ADAPTER], ["approve"])
 
 
+def test_what_is_refused_beside_a_service_is_not_carried_out_later(data_dir: Path) -> None:
+    engine = open_store(sqlite_url(data_dir / "traced.db"))
+    with write_session(engine) as session:
+        decisions.roll_back(session, Action("bob", "local", datetime.now(UTC)), ADAPTER)
+        seed_adapter(session, data_dir, 2)
+    with (
+        hold_directory(data_dir, now=lambda: datetime.now(UTC), version="test", purpose=SERVICE),
+        pytest.raises(NotLive),
+    ):
+        decide(
+            load_settings(data_dir),
+            lambda client: client.roll_back("error-recovery@v2"),
+            lambda session, action: decisions.roll_back(session, action, "error-recovery@v2"),
+            who="",
+            reason="",
+            key="k1",
+        )
+    with write_session(engine) as session:
+        response = begin_request(session, "k1", None, at=datetime.now(UTC))
+    engine.dispose()
+    assert response is not None
+    assert response["refusal"]["type"] == "NotLive"
+
+
 def test_a_command_that_moves_the_store_is_left_alone(traced: Traced, data_dir: Path) -> None:
     with hold_directory(data_dir, now=lambda: datetime.now(UTC), version="test"):
         refusal = traced("rollback", "--yes")
@@ -153,8 +180,8 @@ def test_a_command_that_moves_the_store_is_left_alone(traced: Traced, data_dir: 
 def test_the_reserve_leaves_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     usage = shutil.disk_usage(tmp_path)
     assert create_reserve(tmp_path, 4096)
-    assert (tmp_path / NAME).stat().st_blocks * 512 >= 4096
-    (tmp_path / NAME).unlink()
+    assert (tmp_path / RESERVE).stat().st_blocks * 512 >= 4096
+    (tmp_path / RESERVE).unlink()
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=8191))
     assert not create_reserve(tmp_path, 4096)
-    assert not (tmp_path / NAME).exists()
+    assert not (tmp_path / RESERVE).exists()

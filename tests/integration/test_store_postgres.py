@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import timedelta
+from pathlib import Path
 
 import pytest
 from alembic.autogenerate import compare_metadata
@@ -31,6 +32,7 @@ from store.repositories.environments import newest_environments
 from store.repositories.events import check_audit, due_notices, list_audit, list_events, save_audit
 from store.repositories.evidence import evidence_chain
 from store.repositories.llm_replies import save_patch
+from store.repositories.promotions import read_adapter_state
 from store.repositories.quotas import take_tokens
 from store.repositories.routers import note_router
 from store.repositories.trajectories import (
@@ -45,10 +47,14 @@ from store.schema_version import DEFAULT_CONNECT_OPTIONS
 from store.status import StageCostStatus, store_status
 from store.tables import Row
 from store.types import Outcome
+from tests.unit.registry.chain import seed_adapter, seed_cycle
 from tests.unit.store.chain import CYCLE, FIXING, GATE, T0, later, save_chain, trajectory
 from tests.unit.store.test_database import MADE_BEFOREHAND
-from traced.core.errors import AdapterChanged
+from traced.cli.decisions import rollback
+from traced.core.errors import AdapterChanged, ServiceSilent
+from traced.core.ownership import SERVICE, hold_directory
 from traced.llm.connection import StoreLedger
+from traced.registry import decisions
 from traced.registry.decision_rules import Action
 from traced.registry.decisions import approve_prompt, prompt_decisions, reject_prompt
 from traced.registry.integrity import QUARANTINED, quarantine
@@ -312,3 +318,20 @@ def test_of_several_processes_that_find_a_changed_adapter_one_reports_it(engine:
     with write_session(engine) as session:
         end_quarantine(session, error.adapter)
         assert quarantined_adapters(session) == {}
+
+
+def test_an_emergency_rollback_does_not_wait_for_a_lock_without_end(
+    tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("traced.cli.decisions.LOCK_S", 1)
+    engine = open_store(url)
+    with write_session(engine) as session:
+        seed_cycle(session)
+        seed_adapter(session, tmp_path, 1)
+        decisions.approve(session, Action("ann", "local", T0), "error-recovery@v1")
+    holder = hold_directory(tmp_path, now=lambda: T0, version="test", purpose=SERVICE)
+    with holder, write_session(engine) as session:
+        read_adapter_state(session, "error-recovery@v1")  # locks it
+        with pytest.raises(ServiceSilent, match="holds a lock of the store"):
+            rollback("error-recovery@v1", yes=True, data_dir=tmp_path, overrides=[f"store.url={url}"])
+    engine.dispose()

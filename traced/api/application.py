@@ -8,7 +8,7 @@ import logging
 from collections.abc import AsyncIterator, Callable
 from functools import partial
 from http import HTTPStatus
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -20,7 +20,8 @@ from starlette.exceptions import HTTPException
 from store.errors import StoreError
 from traced.api.auth import Caller, Door, with_request_key
 from traced.api.control import Control
-from traced.api.errors import BadRequest, problem_of, status_of
+from traced.api.errors import BadRequest, CallerDisconnected, problem_of, status_of
+from traced.api.queries import Turns
 from traced.api.routes import (
     approvals,
     capabilities,
@@ -117,11 +118,25 @@ def _metrics_routes(metrics: Callable[[], bytes]) -> APIRouter:
     return router
 
 
+def _turn(turns: Turns) -> Any:
+    """Return a dependency that waits for a slot in the event loop, without a thread or a connection to the store."""
+
+    async def turn(request: Request) -> AsyncIterator[None]:
+        async with turns.slot(patient=True):
+            # Clients that repeat their requests would otherwise keep a slow service busy with those they gave up.
+            if await request.is_disconnected():
+                raise CallerDisconnected("the caller has gone; nothing was changed")
+            yield
+
+    return Depends(turn, scope="function")
+
+
 def _action_routes(control: Control, door: Door) -> APIRouter:
     router = APIRouter()
     AuthenticatedCaller = Annotated[Caller, Depends(with_request_key(door))]
+    decision, rollback = [_turn(control.deciding)], [_turn(control.rolling_back)]
 
-    @router.post("/cycles")
+    @router.post("/cycles", dependencies=decision)
     def start(body: Reason, caller: AuthenticatedCaller) -> Done:
         """Request a cycle; it starts at once or, if a cycle is unfinished, when that one has ended."""
         return control.start(caller, body)
@@ -141,47 +156,47 @@ def _action_routes(control: Control, door: Door) -> APIRouter:
         """Pause the current cycle at its next safe point; no cycle starts until it is resumed."""
         return await control.pause(caller, body)
 
-    @router.post("/resume")
+    @router.post("/resume", dependencies=decision)
     def resume(body: Reason, caller: AuthenticatedCaller) -> Done:
         """Resume a paused cycle and allow new cycles."""
         return control.resume(caller, body)
 
-    @router.post("/adapters/{adapter}/approve")
+    @router.post("/adapters/{adapter}/approve", dependencies=decision)
     def approve(adapter: str, body: Approval, caller: AuthenticatedCaller) -> Done:
         """Approve an adapter that passed its gate; it then takes traffic by the promotion policy."""
         promotion = control.settings.promotion
         policy = body.policy or promotion.policy
-        decision = partial(decisions.approve, adapter=adapter, policy=policy, steps=promotion.steps, tag=body.tag)
-        return control.approve(caller, body, adapter, decision)
+        change = partial(decisions.approve, adapter=adapter, policy=policy, steps=promotion.steps, tag=body.tag)
+        return control.approve(caller, body, adapter, change)
 
-    @router.post("/adapters/{adapter}/reject")
+    @router.post("/adapters/{adapter}/reject", dependencies=decision)
     def reject(adapter: str, body: DecisionRequest, caller: AuthenticatedCaller) -> Done:
         """Reject an adapter; it takes no traffic."""
         return control.decide(caller, body, partial(decisions.reject, adapter=adapter, tag=body.tag))
 
-    @router.post("/adapters/{adapter}/more-episodes")
+    @router.post("/adapters/{adapter}/more-episodes", dependencies=decision)
     def more_episodes(adapter: str, body: DecisionRequest, caller: AuthenticatedCaller) -> Done:
         """Run another round of the gate of a pending adapter, on new seeds."""
         rounds = control.settings.gate.max_rounds
-        decision = partial(decisions.more_episodes, adapter=adapter, rounds=rounds, tag=body.tag)
-        return control.decide(caller, body, decision)
+        change = partial(decisions.more_episodes, adapter=adapter, rounds=rounds, tag=body.tag)
+        return control.decide(caller, body, change)
 
-    @router.post("/adapters/{adapter}/rollback")
+    @router.post("/adapters/{adapter}/rollback", dependencies=rollback)
     def roll_back(adapter: str, body: DecisionRequest, caller: AuthenticatedCaller) -> Done:
         """Roll back the promotion of the named adapter."""
         return control.roll_back(caller, body, partial(decisions.roll_back, adapter=adapter, tag=body.tag))
 
-    @router.post("/prompts/{patch}/approve")
+    @router.post("/prompts/{patch}/approve", dependencies=decision)
     def approve_prompt(patch: str, body: Reason, caller: AuthenticatedCaller) -> Done:
         """Approve a prompt patch that makes an adapter for its capability unnecessary."""
         return control.decide(caller, body, partial(decisions.approve_prompt, patch=patch))
 
-    @router.post("/prompts/{patch}/reject")
+    @router.post("/prompts/{patch}/reject", dependencies=decision)
     def reject_prompt(patch: str, body: Reason, caller: AuthenticatedCaller) -> Done:
         """Reject a prompt patch."""
         return control.decide(caller, body, partial(decisions.reject_prompt, patch=patch))
 
-    @router.post("/rollback")
+    @router.post("/rollback", dependencies=rollback)
     def roll_back_last(body: Reason, caller: AuthenticatedCaller) -> Done:
         """Roll back the last promotion; if that is rolled back already, nothing changes."""
         return control.roll_back(caller, body, partial(decisions.roll_back, adapter=None))
@@ -191,7 +206,7 @@ def _action_routes(control: Control, door: Door) -> APIRouter:
         """Reload the settings, as SIGHUP does."""
         return control.reload(caller, body)
 
-    @router.post("/parked/{parked_id}/release")
+    @router.post("/parked/{parked_id}/release", dependencies=decision)
     def release(parked_id: str, body: Reason, caller: AuthenticatedCaller) -> Done:
         """Release a quarantined input: the service retries it."""
         return control.decide(caller, body, partial(decisions.release, parked_id=parked_id))

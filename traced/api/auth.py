@@ -136,16 +136,14 @@ def unix_socket(path: Path) -> socket.socket:
     """Open a listening socket at ``path`` with mode 0600, replacing a stale one; raises ``DoorError``."""
     _remove_stale_socket(path)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    # The umask applies at bind: with a chmod afterwards the socket would be open to others for a moment.
-    previous_umask = os.umask(0o177)
     try:
         listener.bind(str(path))
+        # Nobody can connect before ``listen``. A umask would hold for the other threads of a running service too.
+        path.chmod(0o600)
         listener.listen(128)
     except OSError as error:
         listener.close()
         raise DoorError(f"cannot listen at {path}: {error}", hint=f"ls -l {path.parent}") from error
-    finally:
-        os.umask(previous_umask)
     listener.setblocking(False)
     return listener
 
@@ -169,9 +167,9 @@ async def listening_at(app: FastAPI, path: Path) -> AsyncIterator[None]:
                 continue
             try:
                 listener = unix_socket(path)
-            except DoorError as error:
-                if problem != error.message:
-                    problem = error.message
+            except (DoorError, OSError) as error:
+                if problem != str(error):
+                    problem = str(error)
                     log.error("the socket %s was removed and cannot be created again: %s", path, problem)
                 continue
             log.warning("the socket %s was removed and is created again", path)

@@ -9,8 +9,8 @@ thread. How it fails: ``ServiceError``, ``PromotionError`` and the store's error
 import asyncio
 import logging
 import os
-from collections.abc import Awaitable, Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import partial
@@ -39,8 +39,9 @@ from store.repositories.cycles import (
 from store.repositories.environments import get_environment
 from store.repositories.events import event_range, list_audit, list_events, newest_events
 from store.repositories.leases import Lease, list_leases
-from store.repositories.requests import begin_request, end_request
+from store.repositories.requests import begin_request, end_request, find_response
 from store.text import sanitize_line
+from store.types import JsonObject
 from traced.api import queries
 from traced.api.auth import Caller, RequestKey
 from traced.api.episodes import EpisodeRequest, Episodes
@@ -54,7 +55,7 @@ from traced.api.errors import (
     problem_of,
     status_of,
 )
-from traced.api.queries import READINGS, STREAMS, Turns, health
+from traced.api.queries import DECISIONS, READINGS, ROLLBACKS, STREAMS, Turns, health
 from traced.client.environments import Answer, EpisodeStart, PlayedEpisode, PlayedMessage
 from traced.client.models import (
     DEVICES,
@@ -117,6 +118,8 @@ class Control:
     playing: Episodes = field(default_factory=Episodes)
     readings: Turns = field(default_factory=partial(Turns, READINGS))
     streams: Turns = field(default_factory=partial(Turns, STREAMS))
+    deciding: Turns = field(default_factory=partial(Turns, DECISIONS))
+    rolling_back: Turns = field(default_factory=partial(Turns, ROLLBACKS))
     survey_devices: Callable[[Sequence[Lease], Settings, datetime], Devices] = field(default=survey_devices)
     watch: Watch = field(init=False)
 
@@ -344,10 +347,12 @@ class Control:
         Raises ``BadRequest`` if the request's key belongs to another request.
         """
         key = caller.request
+        if key is not None and (first := self._first_response(key, action)) is not None:
+            return first
         try:
             with self._quarantining(), write_session(self.store) as session:
-                if key is not None and (response := self._first_response(session, key, action)) is not None:
-                    return response
+                if key is not None and (response := self._reserve(session, key, action)) is not None:
+                    return _answer(response, action)
                 done = change(session, action)
                 if key is not None:
                     end_request(session, key.key, done.model_dump(mode="json"))
@@ -358,29 +363,25 @@ class Control:
             response = self._refuse(key, action, error)
             if response is None:
                 raise
-            return response
+            return _answer(response, action)
         reason = f", because {sanitize_line(action.reason)}" if action.reason else ""
         log.info("%s (%s) decided: %s%s", sanitize_line(action.signature), action.role, done.said, reason)
         return done
 
-    def _first_response(self, session: Session, key: RequestKey, action: Action) -> Done | None:
-        """Reserve the key; return the response of the request if it was carried out before, or raise its refusal."""
-        try:
-            response = begin_request(session, key.key, key.digest, at=action.at)
-        except StoreConflict as error:
-            raise BadRequest(str(error), hint="Idempotency-Key") from error
-        if response is None:
-            return None
-        log.info("repeated request of %s, nothing changes: %s", sanitize_line(action.signature), response)
-        if "refusal" in response:
-            refusal = Problem.model_validate(response["refusal"])
-            raise EarlierRefusal(refusal.message, hint=refusal.hint, kind=refusal.type, status=response["status"])
-        return Done.model_validate(response)
+    def _first_response(self, key: RequestKey, action: Action) -> Done | None:
+        """Return the response of a request that was carried out before, or raise its refusal; waits for no writer."""
+        with _one_request_per_key(), read_session(self.store) as session:
+            response = find_response(session, key.key, key.digest)
+        return None if response is None else _answer(response, action)
 
-    def _refuse(self, key: RequestKey, action: Action, error: Exception) -> Done | None:
+    def _reserve(self, session: Session, key: RequestKey, action: Action) -> JsonObject | None:
+        with _one_request_per_key():
+            return begin_request(session, key.key, key.digest, at=action.at)
+
+    def _refuse(self, key: RequestKey, action: Action, error: Exception) -> JsonObject | None:
         """Store the refusal of a request; return the response if a repetition has been carried out in the meantime."""
         with write_session(self.store) as session:
-            response = self._first_response(session, key, action)
+            response = self._reserve(session, key, action)
             if response is None:
                 refusal = problem_of(error).model_dump()
                 end_request(session, key.key, {"refusal": refusal, "status": status_of(error)})
@@ -390,7 +391,10 @@ class Control:
         self, caller: Caller, request: Reason, adapter: str, decision: Callable[[Session, Action], Done]
     ) -> Done:
         """Upload an adapter version if ``serving.adapters_root`` is a URL, then call ``decide``."""
-        self._authorize(caller, request)
+        action = self._authorize(caller, request)
+        # A repeated request gets its response also while the object store does not answer.
+        if caller.request is not None and (first := self._first_response(caller.request, action)) is not None:
+            return first
         with self._quarantining():
             upload_before_traffic(self.settings.serving.adapters_root, self.store, [adapter])
         return self.decide(caller, request, decision)
@@ -479,3 +483,20 @@ class Control:
             return get_cycle(session, cycle_id).state
         except NotFound as error:
             raise NoSuchThing(f"there is no cycle {cycle_id!r}", hint="traced status") from error
+
+
+def _answer(response: JsonObject, action: Action) -> Done:
+    """Return the stored response of a repeated request, or raise its refusal."""
+    log.info("repeated request of %s, nothing changes", sanitize_line(action.signature))
+    if "refusal" in response:
+        refusal = Problem.model_validate(response["refusal"])
+        raise EarlierRefusal(refusal.message, hint=refusal.hint, kind=refusal.type, status=response["status"])
+    return Done.model_validate(response)
+
+
+@contextmanager
+def _one_request_per_key() -> Iterator[None]:
+    try:
+        yield
+    except StoreConflict as error:
+        raise BadRequest(str(error), hint="Idempotency-Key") from error

@@ -216,7 +216,8 @@ def _traffic(status: RouterStatus) -> Traffic:
 
 
 # Together fewer than the 15 connections of the store's pool: the others are for the cycle and for actions.
-READINGS, STREAMS = 6, 2
+# Together fewer than the store has connections (15). Decisions wait for each other in the store anyway.
+READINGS, STREAMS, DECISIONS, ROLLBACKS = 6, 2, 3, 2
 TURN_TIMEOUT_S = 5.0
 
 

@@ -19,13 +19,15 @@ from typing import Annotated
 import typer
 from sqlmodel import Session
 
-from store.database import write_session
-from store.errors import StoreUnavailable
+from store.database import is_lock_error, limit_lock_wait, write_session
+from store.errors import StoreError, StoreUnavailable
 from store.repositories.requests import begin_request, end_request
 from store.text import sanitize_line
+from store.types import JsonObject
+from traced.api.errors import problem_of, status_of
 from traced.cli.options import ActorName, AsJson, DataDir, Overrides, Reason, read_settings
 from traced.cli.output import console, print_json, progress
-from traced.cli.store_session import changing, opened_store, store_reader
+from traced.cli.store_session import opened_store, store_reader
 from traced.client import Client, NoDaemon, default_socket
 from traced.client.models import Done, Problem
 from traced.config.settings import Settings
@@ -39,6 +41,7 @@ from traced.registry.integrity import quarantining
 from traced.registry.plans import plan
 
 TIMEOUT_S, EMERGENCY_S = 30.0, 5.0  # seconds to wait for the service
+LOCK_S = 10.0  # seconds to wait for a lock that a service which hangs may hold (PostgreSQL)
 
 
 def decide(
@@ -78,22 +81,36 @@ def _decide_beside(
     settings: Settings, owner: Holder, key: str, decision: Callable[[Session, Action], Done], action: Action
 ) -> Done:
     """Make a decision in the store beside a service that does not answer, once for ``key``."""
-    try:
-        with changing(settings) as session:
-            response = begin_request(session, key, None, at=action.at)
-            if response is not None and "refusal" in response:
-                refusal = Problem.model_validate(response["refusal"])
-                raise PromotionError(refusal.message, hint=refusal.hint)
-            done = decision(session, action) if response is None else Done.model_validate(response)
-            end_request(session, key, done.model_dump(mode="json"))
-            return done
-    except StoreUnavailable as error:
-        if "locked" not in str(error):
+    with opened_store(settings) as store:
+        try:
+            with write_session(store) as session:
+                limit_lock_wait(session, LOCK_S)
+                response = begin_request(session, key, None, at=action.at)
+                done = decision(session, action) if response is None else _first_response(response)
+                end_request(session, key, done.model_dump(mode="json"))
+                return done
+        except StoreUnavailable as error:
+            if not is_lock_error(error):
+                raise
+            raise ServiceSilent(
+                f"the service ({owner}) does not answer and holds a lock of the store; nothing has changed",
+                hint=f"let it go on with kill -CONT {owner.pid}, or end it with kill -KILL {owner.pid}, and repeat",
+            ) from error
+        except (PromotionError, StoreError) as error:
+            # The service must not carry out later what was refused here.
+            with write_session(store) as session:
+                if begin_request(session, key, None, at=action.at) is None:
+                    refusal = problem_of(error).model_dump()
+                    end_request(session, key, {"refusal": refusal, "status": status_of(error)})
             raise
-        raise ServiceSilent(
-            f"the service ({owner}) does not answer and holds the store's lock; nothing has changed",
-            hint=f"let it go on with kill -CONT {owner.pid}, or end it with kill -KILL {owner.pid}, and repeat",
-        ) from error
+
+
+def _first_response(response: JsonObject) -> Done:
+    """Return what the service has answered to a request, or raise its refusal."""
+    if "refusal" in response:
+        refusal = Problem.model_validate(response["refusal"])
+        raise PromotionError(refusal.message, hint=refusal.hint)
+    return Done.model_validate(response)
 
 
 def _action(who: str, reason: str) -> Action:

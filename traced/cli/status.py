@@ -183,7 +183,7 @@ def _cycle_lines(state: StoreStatus) -> Iterator[str]:
         yield f"Blocked: {subject}. The service retries it; to find the cause: traced doctor"
     for adapter in state.adapters:
         if adapter.changed:
-            consequence = "live in the log, it takes no traffic" if adapter.live else "it takes no traffic"
+            consequence = "live in the log, but without traffic" if adapter.live else "it takes no traffic"
             yield f"Quarantined: {adapter.name}, {consequence} ({sanitize_line(adapter.changed)}). See traced verify"
     for entry in state.quarantined:
         subject = f"{entry.stage} of {entry.capability or entry.cycle}, tried {entry.tried} times ({entry.reason})"

@@ -34,6 +34,7 @@ OWNER_FILE = "sandbox-owner"
 SERVICE_LOCK = "traced.lock"
 CYCLE_LOCK = "cycle.lock"
 SERVICE = "service"
+RESERVE = "reserve"  # a file whose space is for emergencies, see ``traced.core.reserve``
 # Several attempts, because ``current_holder`` takes the lock for an instant, which must not stop a daemon from
 # starting.
 LOCK_ATTEMPTS = 10
@@ -208,6 +209,10 @@ def _write_holder(descriptor: int, text: str, path: Path) -> None:
         # On a full disk the lock is held nevertheless; only its holder is unknown.
         if error.errno not in DISK_FULL_ERRNOS:
             raise _unusable(path, error) from error
+        with contextlib.suppress(OSError):
+            # A rollback has to know that the holder is a service.
+            (path.parent / RESERVE).unlink(missing_ok=True)
+            os.pwrite(descriptor, text.encode(), 0)
 
 
 def _read_holder(descriptor: int) -> Holder:

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import TypeVar
 
 from store.errors import StoreUnavailable
+from traced.core.ownership import RESERVE
 
 T = TypeVar("T")
-NAME = "reserve"
 SIZE = 16 * 2**20  # bytes: some thousand times what a rollback writes
 # With less free space than this a failure of the store counts as one of a full disk.
 FULL = 2**20
@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 def create_reserve(data_dir: Path, size: int = SIZE) -> bool:
     """Reserve the space unless it is reserved, or less than twice as much is free; return whether it is reserved."""
-    path = data_dir / NAME
+    path = data_dir / RESERVE
     try:
         if path.exists() and path.stat().st_size >= size:
             return True
@@ -48,7 +48,7 @@ def with_reserve(data_dir: Path, call: Callable[[], T]) -> T:
     try:
         return call()
     except StoreUnavailable as error:
-        path = data_dir / NAME
+        path = data_dir / RESERVE
         if not path.exists() or not (_is_full(data_dir) or "disk is full" in str(error)):
             raise
         path.unlink()

@@ -26,13 +26,11 @@ from traced.core.errors import AdapterChanged, PromotionError
 from traced.evaluation.sequential import Arm
 from traced.notifications.messages import announce, canary_ended
 from traced.registry.adapter_store import local_folder
-from traced.registry.canary import Judgement, Stratum, Verdict, judge
+from traced.registry.canary import ACTOR, Judgement, Stratum, Verdict, judge
 from traced.registry.decision_rules import Action
 from traced.registry.decisions import record
 from traced.registry.integrity import check_files, quarantining
 from traced.scoring.evidence import Labels
-
-ACTOR = "traced canary"
 
 log = logging.getLogger(__name__)
 

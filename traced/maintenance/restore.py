@@ -31,7 +31,7 @@ import shutil
 import sqlite3
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
@@ -245,8 +245,13 @@ def _changed_decisions(load: _Load, settings_of: SettingsOf) -> list[str]:
     """Return a line for each decision in the current store that the restore would revive or lose."""
     settings_in_use = [load.settings]
     # The backup may replace the settings too, and with them the database that the service uses.
-    with suppress(TracedError):
+    changes: list[str] = []
+    try:
         settings_in_use.append(settings_of(load.data_dir))
+    except TracedError as error:
+        changes.append(
+            f"the settings in {load.data_dir} cannot be read, so a store that they name is not compared: {error}"
+        )
     readers: dict[str, Callable[[], Rows]] = {}
     for file in {load.data_dir / STORE, *map(sqlite_file, settings_in_use)} - {None, load.staging / STORE}:
         if file is not None and file.exists():
@@ -254,7 +259,6 @@ def _changed_decisions(load: _Load, settings_of: SettingsOf) -> list[str]:
     for url in {settings.store_url for settings in settings_in_use if sqlite_file(settings) is None}:
         readers[redacted_url(make_url(url))] = partial(database_rows, url)
     backup = _backup_rows(load) if readers else {}
-    changes: list[str] = []
     for store, read_rows in readers.items():
         try:
             changes += decision_changes(read_rows(), backup)

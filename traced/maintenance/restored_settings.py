@@ -10,15 +10,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-# Settings that name a program, or flags by which vLLM imports modules; also under their earlier names.
-COMMAND_KEYS = (
+from traced.config.service_sections import REMOVED
+
+# Settings that name a program, or flags by which vLLM imports modules, also under their earlier names; and those that
+# this version refuses.
+DISABLED_KEYS = (
     "notify.commands",
     "engine.vllm_python",
     "engine.vllm_args",
     "serving.vllm_python",
     "serving.vllm_args",
+    *REMOVED,
 )
-NOTE = "# Off since a restore, because it names a command. To turn it on, check it and remove '# ' from these lines:"
+NOTE = (
+    "# Off since a restore, because it names a command or was removed from traced. To turn a command on, check it and "
+    "remove '# ' from these lines:"
+)
 COMMENT = "# "
 
 
@@ -31,7 +38,7 @@ class _Statement:
 
     @property
     def names_command(self) -> bool:
-        return any(f"{key}.".startswith(f"{command}.") for key in self.keys for command in COMMAND_KEYS)
+        return any(f"{key}.".startswith(f"{command}.") for key in self.keys for command in DISABLED_KEYS)
 
 
 def disable_commands(file: Path) -> list[str]:
@@ -86,7 +93,7 @@ def _statements(text: str) -> Iterator[_Statement]:
         lines = []
     if lines:
         # No valid TOML: it may be anything.
-        yield _Statement(lines, COMMAND_KEYS)
+        yield _Statement(lines, DISABLED_KEYS)
 
 
 def _path(values: Mapping[str, Any]) -> list[str]:

@@ -22,7 +22,7 @@ from traced.evaluation.figures import FLOOR, ON_TARGET, ROUTED
 from traced.evaluation.intervals import Rate, rate
 from traced.inference.client import Completion
 from traced.inference.policies import Policy
-from traced.pipeline.adapter_files import serve_version
+from traced.pipeline.adapter_files import check_version, serve_version
 from traced.pipeline.collect import count_successes
 from traced.pipeline.context import Context
 from traced.pipeline.episodes import BASE, episodes, model_policy, split_jobs
@@ -68,6 +68,7 @@ async def evaluate(context: Context, promoted_adapters: Sequence[str]) -> None:
         for name in adapters:
             await serve_version(context, name)
             await _model_on_test(context, source, name, f"Test: {name} alone")
+            await check_version(context, name)
         if adapters:
             await _router_on_test(context, source, adapters)
 

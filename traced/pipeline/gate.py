@@ -69,7 +69,7 @@ async def _compare(context: Context, adapter: str, minimum_rounds: int, stage: R
     await serve_version(context, adapter)
     sides = Sides(adapter.partition("@")[0], environment, Player(BASE), Player(adapter))
     result = await compare(context, adapter, sides, policy_of(context), stage, minimum_rounds=minimum_rounds)
-    # The result is one of these bytes.
+    # The result holds only for these bytes.
     await check_version(context, adapter)
     with context.write_session() as session:
         save_gate(session, result, cycle_id=context.cycle_id, at=context.now())

@@ -18,6 +18,9 @@ from enum import StrEnum
 from traced.config.cycle_sections import PromotionSection
 from traced.evaluation.sequential import Arm, pooled
 
+# The name in the promotion log of what is decided here.
+ACTOR = "traced canary"
+
 
 class Verdict(StrEnum):
     """The next action for a canary."""

@@ -168,12 +168,11 @@ def _repeated(state: AdapterState, request: Request, changes: list[Change] | Ref
     name, approval = state.version.name, state.approval
     if changes == [] or isinstance(changes, Refusal):
         return changes
-    last_entry = state.log.newest.get(name)
     match request:
         case Approve():
             # A trial may be changed into a larger one; a retry of the smaller one then changes nothing.
             is_approved = approval is not None and approval.decision is Decision.APPROVED
-            is_fine = approval is None or (is_approved and _is_larger(last_entry, changes))
+            is_fine = approval is None or (is_approved and _only_grows(state, changes))
         case Reject():
             is_fine = approval is None
         case MoreEpisodes():
@@ -188,14 +187,13 @@ def _repeated(state: AdapterState, request: Request, changes: list[Change] | Ref
     )
 
 
-def _is_larger(last_entry: Promotion | None, changes: Iterable[Change]) -> bool:
-    """Return whether the version takes more traffic after ``changes`` than by its last entry, which has not ended."""
+def _only_grows(state: AdapterState, changes: Iterable[Change]) -> bool:
+    """Return whether the version has taken no less traffic by each of its log entries and of ``changes``."""
+    # A version that was rolled back or made smaller may be on trial again by a decision that the caller does not know.
     order = [PromotionState.SHADOW, PromotionState.CANARY, PromotionState.LIVE]
-    if last_entry is None:
-        return True
-    entries = [change for change in changes if isinstance(change, Promotion) and change.adapter == last_entry.adapter]
-    states = [last_entry.state, *(entry.state for entry in entries)]
-    return all(state in order for state in states) and states == sorted(states, key=order.index)
+    entries = [*state.log.entries, *(change for change in changes if isinstance(change, Promotion))]
+    states = [entry.state for entry in entries if entry.adapter == state.version.name]
+    return all(entry in order for entry in states) and states == sorted(states, key=order.index)
 
 
 def _approve(state: AdapterState, action: Action, request: Approve) -> list[Change] | Refusal:

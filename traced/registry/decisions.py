@@ -52,6 +52,7 @@ from traced.client.models import Done
 from traced.config.cycle_sections import Policy
 from traced.core.errors import PromotionError
 from traced.prompt_optimization.patches import SHORT_ID_DIGITS, find_patch, remedy_text, sufficient_patches
+from traced.registry import canary
 from traced.registry.decision_rules import (
     Action,
     Approve,
@@ -242,8 +243,9 @@ def prompt_decisions(session: Session) -> dict[str, PromptDecision]:
 
 
 def last_promoted(session: Session) -> str:
-    """Return the version of the newest promotion or rollback; raises PromotionError if there was none."""
-    entries = last_change(session)
+    """Return the version of a person's newest promotion or rollback; raises PromotionError if there was none."""
+    # What a canary does by itself comes between a rollback and its repetition.
+    entries = last_change(session, ignored_actor=canary.ACTOR)
     rolled_back = [entry.adapter for entry in entries if entry.state is PromotionState.ROLLED_BACK]
     serving = [entry.adapter for entry in entries if entry.state in (PromotionState.LIVE, *ON_TRIAL)]
     if not (rolled_back or serving):

@@ -112,7 +112,7 @@ def quarantine(store: Engine, error: AdapterChanged, hooks: Sequence[str], at: d
 def quarantining(store: Engine, hooks: Sequence[str], now: Callable[[], datetime]) -> Iterator[None]:
     """Put the version of an ``AdapterChanged`` that the block raises in quarantine.
 
-    It has to be the outer one of this context and a transaction, so that the transaction has ended before.
+    Open it outside of the transaction, which has to have ended before.
     """
     try:
         yield

@@ -47,7 +47,7 @@ def test_a_changed_adapter_is_found_shown_and_released_once_it_is_right(store: E
     assert "in quarantine: adapter_model.safetensors" in problem["text"]
     status = run(tmp_path, "status")
     assert "quarantined" in status.stdout
-    assert f"Quarantined: {NAME}, live in the log, it takes no traffic (adapter_model.safetensors" in words(status)
+    assert f"Quarantined: {NAME}, live in the log, but without traffic (adapter_model.safetensors" in words(status)
     state = json.loads(run(tmp_path, "status", "--json").stdout)
     assert (state["live"], state["adapters"][0]["traffic"]) == ([], "quarantined")
     assert "no traffic: adapter_model.safetensors" in words(run(tmp_path, "explain", NAME))

@@ -11,12 +11,22 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from traced.core import ownership
 from traced.core.errors import AlreadyRunning, DataDirectoryUnusable
-from traced.core.ownership import SERVICE_LOCK, Holder, current_holder, hold_directory, this_user, user_name
+from traced.core.ownership import (
+    RESERVE,
+    SERVICE,
+    SERVICE_LOCK,
+    Holder,
+    current_holder,
+    hold_directory,
+    this_user,
+    user_name,
+)
 
 NOON = datetime(2026, 1, 2, 12, tzinfo=UTC)
 HOLDING = """
@@ -148,6 +158,22 @@ def test_a_full_disk_keeps_the_lock_without_a_holder_name(tmp_path: Path, monkey
     with hold_directory(tmp_path, now=lambda: NOON, version="1.0"):
         assert current_holder(tmp_path) == Holder()
         assert "unknown process" in str(Holder())
+
+
+def test_the_reserve_is_freed_for_the_name_of_the_holder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pwrite = os.pwrite
+
+    def full(*arguments: Any) -> int:
+        if (tmp_path / RESERVE).exists():
+            raise OSError(errno.ENOSPC, "full")
+        return pwrite(*arguments)
+
+    (tmp_path / RESERVE).touch()
+    monkeypatch.setattr(os, "pwrite", full)
+    with hold_directory(tmp_path, now=lambda: NOON, version="1.0", purpose=SERVICE):
+        holder = current_holder(tmp_path)
+        assert holder is not None
+        assert (holder.pid, holder.purpose) == (os.getpid(), SERVICE)
 
 
 def test_the_name_of_this_user_does_not_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,7 @@ import tomllib
 import pytest
 
 from traced.config.settings import template, valid_keys
-from traced.maintenance.restored_settings import COMMAND_KEYS, NOTE, without_commands
+from traced.maintenance.restored_settings import DISABLED_KEYS, NOTE, without_commands
 
 SPELLINGS = {
     "inline": '[notify]\ntimeout_s = 3.0\ncommands = [{name = "x", argv = ["/bin/x"]}]\n',
@@ -18,6 +18,7 @@ SPELLINGS = {
     "in a text": '[notify]\ntimeout_s = 3.0\ncommands = [{name = "x", argv = ["""\n[seed]\n""", \'\'\'\n]\n\'\'\']}]\n',
     "Windows": '[notify]\r\ntimeout_s = 3.0\r\ncommands = [{name = "x", argv = ["/bin/x"]}]\r\n',
     "vLLM": '[engine]\nvllm_python = "/tmp/python"\nvllm_args = ["--middleware=x.y"]\n[notify]\ntimeout_s = 3.0\n',
+    "removed": '[api]\noperator_token_file = "/tmp/python"\n[notify]\ntimeout_s = 3.0\n',
     "earlier name": '[serving]\nvllm_python = "/tmp/python"\n[notify]\ntimeout_s = 3.0\n',
 }
 
@@ -59,4 +60,4 @@ def test_a_file_without_commands_is_unchanged() -> None:
 
 def test_every_setting_that_names_a_program_is_known() -> None:
     keys = {key for key in valid_keys() if re.search(r"command|argv|python|args|module|plugin|script|program", key)}
-    assert keys <= set(COMMAND_KEYS)
+    assert keys <= set(DISABLED_KEYS)

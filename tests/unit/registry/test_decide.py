@@ -153,12 +153,16 @@ def test_what_is_refused_says_why(state: AdapterState, request_: Request, messag
     assert message in str(refusal)
 
 
+ON_TRIAL_AGAIN = replace(UNDONE, log=log(entry(V1, "live"), entry(V1, "rolled_back"), entry(V1, "canary", share=0.3)))
+SMALLER = replace(ON_CANARY, log=log(entry(V1, "canary", share=0.3), entry(V1, "shadow")))
 TAKES_BACK = [
     (UNDONE, APPROVE, ["v1 live after base"]),
     (UNDONE, REJECT, ["rejected on g1"]),
     (SUPERSEDED, APPROVE, ["v2 superseded after base", "v1 live after y@v2"]),
     (replace(WAITING, approval=REJECTED), APPROVE, ["approved on g1", "v1 live after base"]),
     (ON_CANARY, SHADOW, ["v1 shadow after base"]),
+    (ON_TRIAL_AGAIN, APPROVE, ["v1 live after base"]),
+    (SMALLER, CANARY, ["v1 canary 0.1 after base"]),
     (replace(WAITING, gate=gate(rounds=2)), MORE_EPISODES, ["look 3"]),
 ]
 

@@ -11,16 +11,17 @@ from sqlmodel import Session
 
 from store.database import open_store, write_session
 from store.errors import NotFound
-from store.records import CycleState, StageEvent, StageState
+from store.records import CycleState, Promotion, PromotionState, StageEvent, StageState
 from store.repositories.attempts import InputKey, QuarantinedInput, begin_attempt, list_quarantined, quarantine
 from store.repositories.cycles import get_cycle, list_cycles, save_stage_event, set_cycle_state
 from store.repositories.events import list_audit, list_events
 from store.repositories.llm_replies import save_patch
-from store.repositories.promotions import live_adapters, read_adapter_state, save_gate
+from store.repositories.promotions import live_adapters, read_adapter_state, save_changes, save_gate
 from store.types import GateAnswer, GateResult
 from tests.unit.registry.chain import hour, seed_adapter, seed_cycle
 from tests.unit.store.chain import FIXING
 from traced.core.errors import PromotionError, TracedError
+from traced.registry import canary
 from traced.registry.decision_rules import Action
 from traced.registry.decisions import (
     approve,
@@ -217,6 +218,15 @@ def test_repeating_a_rollback_without_a_name_undoes_nothing_else(session: Sessio
         f"{SECOND} was rolled back before (by bob on 2026-01-02 at 08:00 UTC); to roll back another version, name it"
     )
     assert roll_back(session, bob, ADAPTER).live == []
+
+
+def test_what_a_canary_does_by_itself_does_not_change_what_a_repeated_rollback_undoes(session: Session) -> None:
+    approve(session, ANN, ADAPTER)
+    approve(session, Action("ann", "local", hour(31)), SECOND, "canary")
+    bob = Action("bob", "operator", hour(32))
+    first = roll_back(session, bob, None)
+    save_changes(session, [Promotion(ADAPTER, PromotionState.LIVE, canary.ACTOR, hour(33), "it finished")])
+    assert roll_back(session, bob, None).detail == first.detail == {"rolled_back": SECOND, "restored": ADAPTER}
 
 
 def test_more_episodes_are_asked_for_once_and_keep_others_from_approving(session: Session) -> None:
