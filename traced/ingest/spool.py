@@ -136,6 +136,9 @@ class Spool:
 
     def _open(self) -> IO[bytes]:
         make_folder(self.folder)
+        if self._number == 0:
+            # Who made the folder, such as the ledger of losses, may not have synced its name.
+            flush(self.folder.parent)
         self._number += 1
         name = f"exchanges-{os.getpid()}-{self._life}-{self._number}.jsonl"
         file = (self.folder / f".{name}").open("ab", buffering=0)

@@ -13,10 +13,11 @@ On PostgreSQL the files of the server are recorded and cut too. Not covered: see
 import asyncio
 import random
 import shutil
+import subprocess
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ from benchmarks.chaos import postgres
 from benchmarks.chaos.place import Place
 from benchmarks.chaos.power import workloads
 from benchmarks.chaos.power.recording import Point, Recording
+from benchmarks.chaos.violations import processes
 from store.database import open_store, read_session
 from store.errors import StoreError
 from store.records import AdapterVersion, CycleState
@@ -71,7 +73,8 @@ class Disk:
     def put(self, point: Point) -> None:
         """Replace the folder by the disk of a point, and start the database server on it."""
         if self.server is not None:
-            self.server.stop()
+            with suppress(subprocess.CalledProcessError):  # it does not run before the first point
+                self.server.stop()
         shutil.rmtree(self.folder)
         point.image.write(self.folder)
         self.folder.chmod(0o755)
@@ -173,6 +176,12 @@ def _cut(
     current: Disk, recording: Recording, plan: Plan, check: Callable[[list[str]], None], log: Callable[[str], None]
 ) -> Result:
     points, seed = plan
+    if current.server is not None:
+        current.server.stop()
+    # What outlives its service by design, such as the recorder of a router.
+    for process in processes({"SYNCED_LOG": str(recording.log)}):
+        process.kill()
+        process.wait()
     result, count = Result(), recording.count()
     numbers = set(random.Random(seed).sample(range(count + 1), min(points, count + 1)))
     log(f"{count} syncs were recorded; the power goes at {len(numbers)} of them")
