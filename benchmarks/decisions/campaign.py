@@ -14,14 +14,17 @@ import signal
 import subprocess
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from pathlib import Path
+from typing import cast
+
+from sqlalchemy import delete
 
 from benchmarks.chaos.place import Place
 from benchmarks.decisions.history import Entry, Operation, violations
-from benchmarks.decisions.model import Decision
+from benchmarks.decisions.model import Decision, Policy, Verb
 from benchmarks.engines.stored_versions import START, WEIGHTS, save_versions
 from store.database import open_store, read_session, sqlite_url, write_session
 from store.records import CycleState
@@ -43,6 +46,8 @@ CALM_S = 1.0  # longest time between two faults
 FAULTS = ("stop", "clock", "disk", "kill")
 WEIGHT_OF_FAULT = (10, 6, 4, 1)
 CLOCK_STEPS = ("+0", "+1d", "-1d", "+3h", "-2h")
+VERBS: Sequence[Verb] = ("approve", "approve", "rollback", "reject")
+POLICIES: Sequence[Policy] = ("immediate", "canary")
 SETTINGS = "[serving]\nwith_service = false\n[target]\nname = 'desk'\n"
 
 
@@ -80,7 +85,7 @@ def save_undecided_versions(place: Place) -> list[str]:
     store = open_store(sqlite_url(place.data_dir / "traced.db"))
     save_versions(store, paths)
     with write_session(store) as session:
-        session.execute(ApprovalRow.__table__.delete())  # type: ignore[attr-defined]
+        session.execute(delete(ApprovalRow))
         set_cycle_state(session, "c1", CycleState.FINISHED, at=START)
     store.dispose()
     return [path.name for path in paths.values()]
@@ -117,7 +122,7 @@ class Campaign:
         store = self.place.open_store()
         with read_session(store) as session:
             entries = [
-                Entry(entry.reason, entry.action, entry.subject, entry.detail["live"])
+                Entry(entry.reason, cast(Verb, entry.action), entry.subject, entry.detail["live"])
                 for entry in reversed(list_audit(session, limit=10**6))
             ]
             live = [promotion.adapter for promotion in live_adapters(session)]
@@ -160,7 +165,7 @@ class Campaign:
                 await self._operate(client, f"{number}-{len(self.operations)}", source, names)
 
     async def _operate(self, client: Client, key: str, source: random.Random, names: list[str]) -> None:
-        verb = source.choice(("approve", "approve", "rollback", "reject"))
+        verb = source.choice(VERBS)
         name = None if verb == "rollback" and source.random() < 0.3 else source.choice(names)
         tag, read_at = "", (0.0, 0.0)
         if name is not None and source.random() < 0.6:
@@ -171,7 +176,7 @@ class Campaign:
                 return
             read_at = (started_at, time.monotonic())
             await asyncio.sleep(source.uniform(0.0, 0.05))
-        decision = Decision(verb, name, source.choice(("immediate", "canary")), bool(tag))  # type: ignore[arg-type]
+        decision = Decision(verb, name, source.choice(POLICIES), bool(tag))
         operation = Operation(key, decision, time.monotonic(), read_at=read_at)
         self.operations.append(operation)
         await self._send(client, operation, tag)

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from benchmarks.decisions.model import Decision, Model
+from benchmarks.decisions.model import Decision, Model, Verb
 
 Answer = Literal["done", "refused", "unknown"]
 
@@ -42,7 +42,7 @@ class Entry:
     """An entry of the audit log."""
 
     key: str
-    verb: str
+    verb: Verb
     adapter: str
     live: list[str]
 
@@ -68,7 +68,7 @@ def violations(
         places[entry.key] = place
         if operation is None or operation.answer == "refused":
             lines.append(f"unasked: {entry}, {operation}")
-            decision = Decision(entry.verb, entry.adapter, tagged=True)  # type: ignore[arg-type]
+            decision = Decision(entry.verb, entry.adapter, tagged=True)
         else:
             decision = operation.decision
             name = model.last_promoted if decision.adapter is None else decision.adapter

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 Verb = Literal["approve", "reject", "rollback"]
+Policy = Literal["immediate", "canary"]
 Outcome = Literal["changed", "unchanged", "refused"]
 SERVING = ("live", "canary")
 
@@ -17,7 +18,7 @@ class Decision:
 
     verb: Verb
     adapter: str | None
-    policy: Literal["immediate", "canary"] = "immediate"
+    policy: Policy = "immediate"
     tagged: bool = False
 
 

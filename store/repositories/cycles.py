@@ -44,6 +44,19 @@ def get_cycle(session: Session, cycle_id: str) -> Cycle:
     return _cycle(_row(session, cycle_id))
 
 
+def lock_cycle(session: Session, cycle_id: str) -> Cycle:
+    """Return a cycle, which no other transaction changes until the end of this one; raises ``NotFound``.
+
+    Call it before the transaction saves audit entries and events, whose locks other transactions take after this one.
+    """
+    # SQLite ignores FOR UPDATE, but has a single writer.
+    query = select(CycleRow).where(CycleRow.id == cycle_id).with_for_update()
+    row = session.exec(query.execution_options(populate_existing=True)).first()
+    if row is None:
+        raise NotFound("cycle", cycle_id)
+    return _cycle(row)
+
+
 def list_cycles(
     session: Session, *, target: str | None = None, limit: int | None = None, states: Collection[CycleState] = ()
 ) -> list[Cycle]:

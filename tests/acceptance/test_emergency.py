@@ -26,7 +26,7 @@ from traced.cli.decisions import decide, rollback
 from traced.config.settings import load_settings
 from traced.core.errors import ServiceSilent
 from traced.core.ownership import RESERVE, SERVICE, hold_directory
-from traced.core.reserve import SIZE, create_reserve
+from traced.core.reserve import SIZE, create_reserve, reserve_folder
 from traced.registry import decisions
 from traced.registry.decision_rules import Action
 
@@ -175,6 +175,11 @@ def test_a_command_that_moves_the_store_is_left_alone(traced: Traced, data_dir: 
         refusal = traced("rollback", "--yes")
     assert "does not answer; no decision was stored" in " ".join(refusal.err.split())
     assert state(data_dir) == ([ADAPTER], ["approve"])
+
+
+def test_the_reserve_lies_beside_the_file_of_the_store(tmp_path: Path) -> None:
+    assert reserve_folder(sqlite_url(tmp_path / "other" / "traced.db")) == tmp_path / "other"
+    assert reserve_folder("postgresql://localhost/traced") is None
 
 
 def test_the_reserve_leaves_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,5 +1,6 @@
 """``traced optimize-prompt`` and ``traced show patch`` as a user runs them: what is missing, what is shown."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -125,7 +126,8 @@ def test_who_takes_a_prompt_and_why_is_kept_and_told_wherever_the_prompt_is(trac
     assert traced("show", "patch", short_id, "--json").json["decision"]["who"] == signature
     assert f"approved by {signature}" in traced("prompts").out
     assert f"traced show patch {short_id}; approved by {signature} on 20" in traced("explain", ADAPTER).out
-    assert traced("reject", short_id, "--json").json["decision"]["decision"] == "rejected"
+    [tag] = re.findall("--tag ([0-9a-f]{16})", traced("reject", short_id).err)
+    assert traced("reject", short_id, "--tag", tag, "--json").json["decision"]["decision"] == "rejected"
     older = traced("prompts", "--json").json["prompts"][1]["patch"]
     refusal = traced("approve", older)
     assert (refusal.code, "cannot be approved: neither" in refusal.err) == (1, True)

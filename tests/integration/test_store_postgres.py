@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from alembic.autogenerate import compare_metadata
@@ -24,12 +25,12 @@ from agents.llm.question import ChatMessage, Purpose, Question, Reply, Usage
 from benchmarks.chaos.postgres import missing
 from store.database import migrate, open_store, read_session, write_session
 from store.errors import BrokenReference, StoreUnavailable
-from store.records import AuditEntry, CycleState, Decision
+from store.records import AuditEntry, CycleState, Decision, Event
 from store.repositories import attempts
 from store.repositories.adapters import end_quarantine, quarantined_adapters
 from store.repositories.cycles import get_cycle, save_cycle, set_cycle_state
 from store.repositories.environments import newest_environments
-from store.repositories.events import check_audit, due_notices, list_audit, list_events, save_audit
+from store.repositories.events import check_audit, due_notices, list_audit, list_events, save_audit, save_event
 from store.repositories.evidence import evidence_chain
 from store.repositories.llm_replies import save_patch
 from store.repositories.promotions import read_adapter_state
@@ -53,6 +54,7 @@ from tests.unit.store.test_database import MADE_BEFOREHAND
 from traced.cli.decisions import rollback
 from traced.core.errors import AdapterChanged, ServiceSilent
 from traced.core.ownership import SERVICE, hold_directory
+from traced.daemon.loop import CycleLoop
 from traced.llm.connection import StoreLedger
 from traced.registry import decisions
 from traced.registry.decision_rules import Action
@@ -111,7 +113,8 @@ def test_the_newest_decision_on_a_prompt_counts_as_on_sqlite(engine: Engine, url
         save_patch(session, FIXING)
         approve_prompt(session, Action("ann", "local", later(15), "it reads well"), FIXING.id[:8])
         assert "before" in approve_prompt(session, Action("bob", "local", later(16)), FIXING.id).said
-        reject_prompt(session, Action("bob", "local", later(17), "half \0 \ud800"), FIXING.id)
+        tag = prompt_decisions(session)[FIXING.id].tag
+        reject_prompt(session, Action("bob", "local", later(17), "half \0 \ud800"), FIXING.id, tag=tag)
     with read_session(engine) as session:
         decision = prompt_decisions(session)[FIXING.id]
     assert (decision.decision, decision.who, decision.at) == (Decision.REJECTED, "bob", later(17))
@@ -335,3 +338,31 @@ def test_an_emergency_rollback_does_not_wait_for_a_lock_without_end(
         with pytest.raises(ServiceSilent, match="holds a lock of the store"):
             rollback("error-recovery@v1", yes=True, data_dir=tmp_path, overrides=[f"store.url={url}"])
     engine.dispose()
+
+
+def test_a_cancelled_cycle_stays_cancelled_while_another_transaction_changes_its_state(engine: Engine) -> None:
+    """The transaction that marks the cycle as finished begins before the cancellation is committed."""
+    with write_session(engine) as session:
+        save_cycle(session, CYCLE)
+    is_changed, has_begun = threading.Event(), threading.Event()
+
+    def cancel() -> None:
+        with write_session(engine) as session:
+            set_cycle_state(session, CYCLE.id, CycleState.CANCELLED, at=T0)
+            is_changed.set()
+            assert has_begun.wait(60)
+            time.sleep(0.5)
+            save_event(session, Event(T0, "cancel", CYCLE.id))
+
+    def finish() -> None:
+        assert is_changed.wait(60)
+        with write_session(engine) as session:
+            get_cycle(session, CYCLE.id)  # what the session has read before does not count
+            has_begun.set()
+            CycleLoop._set_state(SimpleNamespace(now=lambda: T0), session, CYCLE, CycleState.FINISHED, {})  # type: ignore[arg-type]
+
+    with ThreadPoolExecutor(2) as pool:
+        for future in [pool.submit(cancel), pool.submit(finish)]:
+            future.result()
+    with read_session(engine) as session:
+        assert get_cycle(session, CYCLE.id).state is CycleState.CANCELLED

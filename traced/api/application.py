@@ -187,14 +187,14 @@ def _action_routes(control: Control, door: Door) -> APIRouter:
         return control.roll_back(caller, body, partial(decisions.roll_back, adapter=adapter, tag=body.tag))
 
     @router.post("/prompts/{patch}/approve", dependencies=decision)
-    def approve_prompt(patch: str, body: Reason, caller: AuthenticatedCaller) -> Done:
+    def approve_prompt(patch: str, body: DecisionRequest, caller: AuthenticatedCaller) -> Done:
         """Approve a prompt patch that makes an adapter for its capability unnecessary."""
-        return control.decide(caller, body, partial(decisions.approve_prompt, patch=patch))
+        return control.decide(caller, body, partial(decisions.approve_prompt, patch=patch, tag=body.tag))
 
     @router.post("/prompts/{patch}/reject", dependencies=decision)
-    def reject_prompt(patch: str, body: Reason, caller: AuthenticatedCaller) -> Done:
+    def reject_prompt(patch: str, body: DecisionRequest, caller: AuthenticatedCaller) -> Done:
         """Reject a prompt patch."""
-        return control.decide(caller, body, partial(decisions.reject_prompt, patch=patch))
+        return control.decide(caller, body, partial(decisions.reject_prompt, patch=patch, tag=body.tag))
 
     @router.post("/rollback", dependencies=rollback)
     def roll_back_last(body: Reason, caller: AuthenticatedCaller) -> Done:

@@ -31,6 +31,7 @@ from store.repositories.cycles import (
     get_cycle,
     get_target_state,
     list_cycles,
+    lock_cycle,
     pause_target,
     record_cycle_request,
     resume_target,
@@ -339,7 +340,7 @@ class Control:
 
     def roll_back(self, caller: Caller, request: Reason, decision: Callable[[Session, Action], Done]) -> Done:
         """Call ``decide``; on a full disk the space that is reserved for it is freed."""
-        return with_reserve(self.settings.data_dir, partial(self.decide, caller, request, decision))
+        return with_reserve(self.settings.store_url, partial(self.decide, caller, request, decision))
 
     def _commit(self, caller: Caller, action: Action, change: Callable[[Session, Action], Done]) -> Done:
         """Call ``change`` in a transaction; a repetition of its request gets the first response or refusal instead.
@@ -480,7 +481,7 @@ class Control:
 
     def _cycle_state(self, session: Session, cycle_id: str) -> CycleState:
         try:
-            return get_cycle(session, cycle_id).state
+            return lock_cycle(session, cycle_id).state
         except NotFound as error:
             raise NoSuchThing(f"there is no cycle {cycle_id!r}", hint="traced status") from error
 

@@ -38,7 +38,7 @@ from traced.core import telemetry
 from traced.core.errors import PromotionError, TracedError
 from traced.core.ownership import SERVICE, exclusive_access, is_alive, own_identity, sandbox_owner
 from traced.core.permissions import tighten
-from traced.core.reserve import create_reserve
+from traced.core.reserve import create_reserve, reserve_folder
 from traced.core.signals import Lifecycle, background_tasks, run_until_forced, signals
 from traced.core.time_windows import parse_zone
 from traced.daemon.loop import CycleLoop
@@ -381,8 +381,8 @@ def _sweep(settings: Settings, store: sqlalchemy.Engine) -> None:
 
 async def _keep_reserve(settings: Settings) -> None:
     """Keep space for a rollback on a full disk, until cancelled; there is none to keep for PostgreSQL."""
-    while settings.store_url.startswith("sqlite"):
-        await asyncio.to_thread(create_reserve, settings.data_dir)
+    while (folder := reserve_folder(settings.store_url)) is not None:
+        await asyncio.to_thread(create_reserve, folder)
         await asyncio.sleep(POLL_S)
 
 

@@ -174,8 +174,8 @@ def approve(
             )
         done = decide(
             settings,
-            lambda client: client.prompts.approve(adapter, reason, who),
-            lambda session, action: decisions.approve_prompt(session, action, adapter),
+            lambda client: client.prompts.approve(adapter, reason, who, tag=tag),
+            lambda session, action: decisions.approve_prompt(session, action, adapter, tag=tag),
             who=who,
             reason=reason,
         )
@@ -210,8 +210,8 @@ def reject(
     if _is_prompt(adapter):
         done = decide(
             read_settings(data_dir, overrides),
-            lambda client: client.prompts.reject(adapter, reason, who),
-            lambda session, action: decisions.reject_prompt(session, action, adapter),
+            lambda client: client.prompts.reject(adapter, reason, who, tag=tag),
+            lambda session, action: decisions.reject_prompt(session, action, adapter, tag=tag),
             who=who,
             reason=reason,
         )
@@ -256,7 +256,7 @@ def rollback(
             key=key,
         )
 
-    done = with_reserve(settings.data_dir, roll_back)
+    done = with_reserve(settings.store_url, roll_back)
     _print(as_json, done)
 
 

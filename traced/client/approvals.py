@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from traced.client.models import Approval, DecisionRequest, Done, Model, Policy, Reason
+from traced.client.models import Approval, DecisionRequest, Done, Model, Policy
 from traced.client.transport import Transport, part
 
 Answer = Literal["pass", "fail", "inconclusive"]
@@ -245,6 +245,7 @@ class PatchView(Model):
     decided_by: str = ""
     decided_at: datetime | None = None
     reason: str = Field(default="", description="reason of the decision")
+    tag: str = Field(default="", description="identity of the decision; another decision has to name it")
 
 
 class Prompts:
@@ -257,10 +258,15 @@ class Prompts:
         """Return the newest prompt patch of each capability of each cycle, newest first."""
         return await self._daemon.list("/prompts", PatchView, limit=limit)
 
-    async def approve(self, patch: str, reason: str = "", actor: str = "") -> Done:
-        """Approve a prompt patch, named by the first digits of its id; ``actor`` is whom the caller acts for."""
-        return await self._daemon.post(f"/prompts/{part(patch)}/approve", Reason(reason=reason, who=actor))
+    async def approve(self, patch: str, reason: str = "", actor: str = "", *, tag: str = "") -> Done:
+        """Approve a prompt patch, named by the first digits of its id; ``actor`` is whom the caller acts for.
 
-    async def reject(self, patch: str, reason: str = "", actor: str = "") -> Done:
-        """Reject a prompt patch, named by the first digits of its id."""
-        return await self._daemon.post(f"/prompts/{part(patch)}/reject", Reason(reason=reason, who=actor))
+        ``tag`` is that of the decision which this one takes back (``PatchView.tag``).
+        """
+        query = DecisionRequest(reason=reason, who=actor, tag=tag)
+        return await self._daemon.post(f"/prompts/{part(patch)}/approve", query)
+
+    async def reject(self, patch: str, reason: str = "", actor: str = "", *, tag: str = "") -> Done:
+        """Reject a prompt patch; the arguments are those of ``approve``."""
+        query = DecisionRequest(reason=reason, who=actor, tag=tag)
+        return await self._daemon.post(f"/prompts/{part(patch)}/reject", query)

@@ -1,6 +1,6 @@
 """Disk space that is reserved for emergencies, so that a rollback can be stored on a full disk.
 
-The space is a file in the data directory, which the service and the router create while there is room. Not covered: a
+The space is a file beside the SQLite file, which the service and the router create while there is room. Not covered: a
 store in PostgreSQL, whose disk is another one, and file systems that copy on write and need space to delete.
 """
 
@@ -15,6 +15,7 @@ from store.errors import StoreUnavailable
 from traced.core.ownership import RESERVE
 
 T = TypeVar("T")
+SQLITE = "sqlite:///"
 SIZE = 16 * 2**20  # bytes: some thousand times what a rollback writes
 # With less free space than this a failure of the store counts as one of a full disk.
 FULL = 2**20
@@ -22,13 +23,18 @@ FULL = 2**20
 log = logging.getLogger(__name__)
 
 
-def create_reserve(data_dir: Path, size: int = SIZE) -> bool:
+def reserve_folder(store_url: str) -> Path | None:
+    """Return the folder of the store's file, where its reserve lies; None for a store in PostgreSQL."""
+    return Path(store_url.removeprefix(SQLITE)).parent if store_url.startswith(SQLITE) else None
+
+
+def create_reserve(folder: Path, size: int = SIZE) -> bool:
     """Reserve the space unless it is reserved, or less than twice as much is free; return whether it is reserved."""
-    path = data_dir / RESERVE
+    path = folder / RESERVE
     try:
         if path.exists() and path.stat().st_size >= size:
             return True
-        if shutil.disk_usage(data_dir).free < 2 * size:
+        if shutil.disk_usage(folder).free < 2 * size:
             return False
         with open(path, "wb") as file:
             os.posix_fallocate(file.fileno(), 0, size)
@@ -39,7 +45,7 @@ def create_reserve(data_dir: Path, size: int = SIZE) -> bool:
     return True
 
 
-def with_reserve(data_dir: Path, call: Callable[[], T]) -> T:
+def with_reserve(store_url: str, call: Callable[[], T]) -> T:
     """Return what ``call`` returns; if the store fails because the disk is full, free the reserve and call it again.
 
     Raises:
@@ -48,13 +54,13 @@ def with_reserve(data_dir: Path, call: Callable[[], T]) -> T:
     try:
         return call()
     except StoreUnavailable as error:
-        path = data_dir / RESERVE
-        if not path.exists() or not (_is_full(data_dir) or "disk is full" in str(error)):
+        folder = reserve_folder(store_url)
+        if folder is None or not (folder / RESERVE).exists() or not (_is_full(folder) or "disk is full" in str(error)):
             raise
-        path.unlink()
-        log.warning("the disk of %s is full: its reserved space is freed", data_dir)
+        (folder / RESERVE).unlink()
+        log.warning("the disk of %s is full: its reserved space is freed", folder)
         return call()
 
 
-def _is_full(data_dir: Path) -> bool:
-    return shutil.disk_usage(data_dir).free < FULL
+def _is_full(folder: Path) -> bool:
+    return shutil.disk_usage(folder).free < FULL

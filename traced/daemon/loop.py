@@ -33,6 +33,7 @@ from store.repositories.cycles import (
     get_cycle,
     get_target_state,
     list_cycles,
+    lock_cycle,
     record_start,
     record_start_blocker,
     save_cycle,
@@ -407,7 +408,7 @@ class CycleLoop:
 
     def _set_state(self, session: Session, cycle: Cycle, state: CycleState, detail: dict[str, Any]) -> None:
         """Store the state, unless a person has ended the cycle meanwhile."""
-        if get_cycle(session, cycle.id).state in ENDED_STATES:
+        if lock_cycle(session, cycle.id).state in ENDED_STATES:
             return
         set_cycle_state(session, cycle.id, state, at=self.now())
         save_event(session, Event(self.now(), f"cycle {state.value}", cycle.id, cycle.id, detail))

@@ -22,7 +22,7 @@ from store.database import open_store
 from traced.config.engine_section import STORE
 from traced.config.settings import Settings
 from traced.core.gpus import gpu_ids
-from traced.core.reserve import create_reserve
+from traced.core.reserve import create_reserve, reserve_folder
 from traced.gateway.access import LOOPBACK, Access, ConcurrencyLimit, KeyConcurrency
 from traced.gateway.adapter_cache import adapter_check, open_cache
 from traced.gateway.adapter_files import AdapterFiles
@@ -93,8 +93,8 @@ async def serve(settings: Settings, ready: Callable[[str], None]) -> None:
     async with AsyncExitStack() as stack:
         store = open_store(settings.store_url)
         stack.callback(store.dispose)
-        if settings.store_url.startswith("sqlite"):
-            create_reserve(settings.data_dir)
+        if (folder := reserve_folder(settings.store_url)) is not None:
+            create_reserve(folder)
         recorder = supervised_recorder(settings)
         # Callbacks run in reverse order: requests end first, then the recorder stops, then the rest of the spool is
         # stored.

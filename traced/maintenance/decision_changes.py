@@ -114,6 +114,8 @@ def _revived_adapters(current: Rows, backup: Rows) -> Iterator[str]:
 def _revived_keys(current: Rows, backup: Rows) -> Iterator[str]:
     for table, kind in (("router_keys", "API key"), ("api_tokens", "token")):
         old = _by_key(table, backup)
+        for key in sorted(key for key in old.keys() - _by_key(table, current).keys() if not old[key]["revoked_at"]):
+            yield f"adds the {kind} {_line(key[0])}, which this store does not have: whoever holds it gets in"
         for key, row in _by_key(table, current).items():
             if key not in old or old[key]["revoked_at"]:
                 continue

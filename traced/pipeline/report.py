@@ -12,7 +12,7 @@ from sqlmodel import Session
 from store.records import CycleState, Event, PromptPatch, StageEvent, StageState
 from store.repositories.adapters import list_adapters, list_iterations, list_training_runs
 from store.repositories.capabilities import count_labelled
-from store.repositories.cycles import get_cycle, list_stage_events, set_cycle_state
+from store.repositories.cycles import get_cycle, list_stage_events, lock_cycle, set_cycle_state
 from store.repositories.events import save_event
 from store.repositories.llm_replies import list_patches
 from store.repositories.promotions import latest_gate, list_promotions
@@ -65,14 +65,14 @@ async def report(context: Context) -> Path:
 
 def _close(context: Context, session: Session, figures: CycleFigures) -> None:
     """Mark the cycle as finished, with its event in the same transaction; a cancelled cycle stays cancelled."""
-    state = get_cycle(session, context.cycle_id).state
+    state = lock_cycle(session, context.cycle_id).state
     if state is CycleState.CANCELLED:
         return
     at, finished = context.now(), CycleState.FINISHED
+    set_cycle_state(session, context.cycle_id, finished, at=at, summary=as_json(figures))
     # The report may be written again; the event must appear once.
     if state is not finished:
         save_event(session, Event(at, f"cycle {finished.value}", context.cycle_id, context.cycle_id))
-    set_cycle_state(session, context.cycle_id, finished, at=at, summary=as_json(figures))
 
 
 def gather(context: Context) -> CycleFigures:

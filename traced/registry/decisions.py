@@ -21,6 +21,7 @@ from typing import Any
 
 from sqlmodel import Session
 
+from store.content import digest
 from store.errors import NotLive
 from store.records import (
     Approval,
@@ -38,6 +39,7 @@ from store.repositories.events import newest_audit_entries, save_audit, save_eve
 from store.repositories.llm_replies import list_patches, lock_patch
 from store.repositories.promotions import (
     ON_TRIAL,
+    TAG_DIGITS,
     AdapterState,
     Change,
     last_change,
@@ -82,6 +84,11 @@ class PromptDecision:
     who: str
     at: datetime
     reason: str = ""
+
+    @property
+    def tag(self) -> str:
+        """The identity of the decision, which a decision that takes it back has to name."""
+        return digest(asdict(self))[:TAG_DIGITS]
 
     def __str__(self) -> str:
         reason = f", because {sanitize_line(self.reason)}" if self.reason else ""
@@ -169,14 +176,14 @@ def roll_back(session: Session, action: Action, adapter: str | None, *, tag: str
     return Done(said=message, subject=name, live=live, detail={"rolled_back": name, "restored": restored})
 
 
-def approve_prompt(session: Session, action: Action, patch: str) -> Done:
+def approve_prompt(session: Session, action: Action, patch: str, *, tag: str = "") -> Done:
     """Approve a prompt patch (the first digits of its id) that suffices for its capability without an adapter."""
-    return _decide_on_prompt(session, action, patch, APPROVE_PROMPT)
+    return _decide_on_prompt(session, action, patch, APPROVE_PROMPT, tag)
 
 
-def reject_prompt(session: Session, action: Action, patch: str) -> Done:
+def reject_prompt(session: Session, action: Action, patch: str, *, tag: str = "") -> Done:
     """Reject a prompt patch (the first digits of its id)."""
-    return _decide_on_prompt(session, action, patch, REJECT_PROMPT)
+    return _decide_on_prompt(session, action, patch, REJECT_PROMPT, tag)
 
 
 def release(session: Session, action: Action, parked_id: str) -> Done:
@@ -259,7 +266,7 @@ def _accepted(changes: list[Change] | Refusal) -> list[Change]:
     return changes
 
 
-def _decide_on_prompt(session: Session, action: Action, digits: str, kind: str) -> Done:
+def _decide_on_prompt(session: Session, action: Action, digits: str, kind: str, tag: str) -> Done:
     decision, patch = PROMPT_DECISIONS[kind], find_patch(session, digits)
     lock_patch(session, patch.id)
     text = f"the prompt {patch.id[:SHORT_ID_DIGITS]} for {patch.capability}"
@@ -268,6 +275,12 @@ def _decide_on_prompt(session: Session, action: Action, digits: str, kind: str) 
     if existing is not None and existing.decision is decision:
         prompt_decision, message = existing, f"{text} was {existing} before"
     else:
+        if existing is not None and tag != existing.tag:
+            # As for adapters: it may be a repetition by somebody who does not know of the later decision.
+            raise PromotionError(
+                f"{text} was {existing} before",
+                hint=f"to decide again from this state, repeat it with --tag {existing.tag}",
+            )
         if decision is Decision.APPROVED:
             _check_sufficient(session, patch)
         prompt_decision = PromptDecision(patch.id, decision, action.signature, action.at, action.reason)

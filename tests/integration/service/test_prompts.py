@@ -39,7 +39,8 @@ async def test_the_newest_patch_of_each_cycles_capability_is_told_with_its_gates
         assert approved.decided_at is not None
         [entry] = [entry for entry in await client.audit() if entry.action == "approve-prompt"]
         assert (entry.who, entry.subject, entry.detail["text"]) == (person, pending.id, "Better.")
-        await client.prompts.reject(pending.id, "no")
+        assert approved.tag in (await expect_refusal(client.prompts.reject(pending.id, "no"))).hint
+        await client.prompts.reject(pending.id, "no", tag=approved.tag)
         assert [patch.decision for patch in await client.prompts.list()] == ["rejected"]
         assert "no prompt patch" in (await expect_refusal(client.prompts.approve("ffffff"))).message
 

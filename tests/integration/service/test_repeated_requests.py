@@ -6,15 +6,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine
+from sqlalchemy import Engine, text
 
-from store.database import read_session
+from store.database import read_session, write_session
 from store.repositories.events import list_audit
 from store.repositories.promotions import live_adapters
 from tests.integration.service.api_server import expect_refusal, serve_api
 from tests.integration.service.conftest import RecordingLoop
 from traced.api.control import Control
-from traced.client import Client
+from traced.api.queries import DECISIONS
+from traced.client import Client, NoDaemon
 
 ADAPTER = "date-reasoning@v1"  # it is live
 
@@ -129,6 +130,22 @@ async def test_the_clients_own_repetition_after_a_lost_connection_is_one_act(con
         async with proxy, Client(tmp_path / "proxy.sock") as client:
             assert "starts" in (await client.start_cycle("now")).said
     assert (requests, actions(control)) == (2, ["start"])
+
+
+async def test_requests_whose_clients_have_gone_do_not_keep_the_service_busy(control: Control, path: Path) -> None:
+    """The store is locked, and clients give up and repeat: reading goes on, and what nobody waits for is dropped."""
+    async with serve_api(control, path) as client:
+        with write_session(control.store) as session:
+            session.execute(text("SELECT 1"))  # takes the lock
+            async with Client(path, timeout_s=0.2) as hasty:
+                requests = [send(hasty, "/cycles", f"k{number}") for number in range(60)]
+                outcomes = await asyncio.gather(*requests, return_exceptions=True)
+            assert all(isinstance(outcome, NoDaemon) for outcome in outcomes)
+            async with asyncio.timeout(5):
+                assert (await client.status()).state == "ready"
+        assert "starts" in (await send(client, "/cycles", "last"))["said"]
+    # Only those that had a slot when the lock was taken are carried out.
+    assert len(actions(control)) <= DECISIONS + 1
 
 
 @pytest.mark.parametrize("decision", ["approve", "reject"])

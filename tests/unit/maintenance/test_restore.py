@@ -124,6 +124,10 @@ def test_a_token_that_was_replaced_since_is_revived(place: Path) -> None:
     [line] = decision_changes.decision_changes(current, {**rows, "api_tokens": [token]})
     assert line == "revives the token ann: it would be valid again, but was replaced on 2026-03-20 12:00:00"
     assert decision_changes.decision_changes(current, current) == []
+    [line] = decision_changes.decision_changes(rows, current)
+    assert line == "adds the token ann, which this store does not have: whoever holds it gets in"
+    withdrawn = {**rows, "api_tokens": [{**token, "revoked_at": NOW}]}
+    assert decision_changes.decision_changes(rows, withdrawn) == []
 
 
 NEWER_DECISION = (

@@ -68,7 +68,16 @@ def test_a_prompt_that_is_enough_is_approved_for_the_record_once_and_may_be_reje
     repetition = approve_prompt(session, Action("bob", "operator", hour(31)), key)
     assert repetition.detail["decision"] == done.detail["decision"]
     assert "was approved by ann on 2026" in repetition.said
-    reject_prompt(session, Action("bob", "operator", hour(32), "it is rude"), key)
+    bob = Action("bob", "operator", hour(32), "it is rude")
+    tag = prompt_decisions(session)[key].tag
+    with pytest.raises(PromotionError, match="was approved by ann on 2026") as raised:
+        reject_prompt(session, bob, key)
+    assert f"--tag {tag}" in raised.value.hint
+    reject_prompt(session, bob, key, tag=tag)
+    # Ann's client repeats its approval, with and without the tag of the state that it was based on.
+    for named_tag in ("", tag):
+        with pytest.raises(PromotionError, match="was rejected by bob on 2026"):
+            approve_prompt(session, ANN, key, tag=named_tag)
     assert str(prompt_decisions(session)[key]).startswith("rejected by bob on ")
     assert audit_entries(session) == [
         ("approve-prompt", key, "ann", "looked at it"),

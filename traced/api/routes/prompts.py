@@ -46,4 +46,5 @@ def _view(patch: PromptPatch, decision: PromptDecision | None) -> PatchView:
         decided_by=decision.who if decision else "",
         decided_at=decision.at if decision else None,
         reason=decision.reason if decision else "",
+        tag=decision.tag if decision else "",
     )
