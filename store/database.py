@@ -136,6 +136,18 @@ def connect(url: str) -> Engine:
     return engine
 
 
+def damaged_page(engine: Engine) -> str | None:
+    """Return SQLite's description of the first damage to its file, or None; PostgreSQL has no such check.
+
+    Reads the whole file. Raises ``StoreUnavailable`` if it cannot be read at all.
+    """
+    if engine.dialect.name != "sqlite":
+        return None
+    with read_session(engine) as session:
+        result = str(session.connection().execute(text("PRAGMA quick_check(1)")).scalar())
+    return None if result == "ok" else result
+
+
 @contextmanager
 def write_session(engine: Engine) -> Iterator[Session]:
     """Open a session for one transaction, which commits at the end of the block and rolls back on an exception.

@@ -175,6 +175,12 @@ def list_audit(session: Session, *, limit: int = 100, subject: str | None = None
     return [AuditEntry(**row.model_dump()) for row in session.exec(query)]
 
 
+def audit_after(session: Session, seq: int, *, limit: int) -> list[AuditEntry]:
+    """Return the oldest ``limit`` audit entries after ``seq``, oldest first."""
+    query = select(AuditRow).where(col(AuditRow.seq) > seq).order_by(col(AuditRow.seq)).limit(limit)
+    return [AuditEntry(**row.model_dump()) for row in session.exec(query)]
+
+
 def newest_audit_entries(session: Session, actions: Collection[str]) -> dict[str, AuditEntry]:
     """Return the newest audit entry with one of ``actions`` for each subject, by subject."""
     newest_seqs = (

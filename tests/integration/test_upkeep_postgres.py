@@ -11,11 +11,12 @@ from sqlalchemy import Engine, text, update
 from benchmarks.chaos.postgres import Server, missing
 from store.database import connect, known_revisions, migrate, open_store, read_session, revision, write_session
 from store.errors import StoreUnavailable, StoreVersionError
-from store.records import CycleState
+from store.records import CycleState, RouterKey
 from store.repositories.adapters import get_adapter
 from store.repositories.cycles import set_cycle_state
 from store.repositories.evidence import evidence_chain
 from store.repositories.promotions import list_promotions, roll_back
+from store.repositories.serving import save_key
 from store.repositories.trajectories import list_trajectories, save_trajectories
 from store.schema_version import HEAD
 from store.status import store_status
@@ -104,12 +105,17 @@ def test_there_and_back_with_the_old_tables_aside(place: Path, url: str, tmp_pat
 
 
 def test_into_an_empty_database(place: Path, url: str, postgres: Server, tmp_path: Path) -> None:
+    store = open_store(url)
+    with write_session(store) as session:
+        save_key(session, RouterKey(id="agent", hash="0" * 64, per_minute=0, created_at=NOW))
+    store.dispose()
     backup = back_up(settings_for(url)(place), now=NOW)
     admin = connect(postgres.url("postgres")).execution_options(isolation_level="AUTOCOMMIT")
     with admin.connect() as connection:
         connection.execute(text("CREATE DATABASE fresh"))
     fresh = postgres.url("fresh")
     restored = restore(backup.path, tmp_path / "new", settings_for(fresh), now=NOW)
+    assert restored.decisions == []  # there was no store whose decisions could change
     assert restored.aside_schema is None
     assert ids(fresh) == ["t1", "t2", "t3"]
     with admin.connect() as connection:

@@ -365,8 +365,6 @@ class Control:
             if response is None:
                 raise
             return _answer(response, action)
-        reason = f", because {sanitize_line(action.reason)}" if action.reason else ""
-        log.info("%s (%s) decided: %s%s", sanitize_line(action.signature), action.role, done.said, reason)
         return done
 
     def _first_response(self, key: RequestKey, action: Action) -> Done | None:

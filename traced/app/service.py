@@ -14,7 +14,7 @@ import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
-from datetime import UTC, date, datetime, time, timedelta, tzinfo
+from datetime import UTC, datetime, time, timedelta, tzinfo
 from functools import partial
 from pathlib import Path
 from time import monotonic, sleep
@@ -24,7 +24,7 @@ import sqlalchemy
 from store.database import create_in_subprocess, open_store, read_session, write_session
 from store.errors import StoreError
 from store.records import Event
-from store.repositories.events import audit_head, last_event, save_event
+from store.repositories.events import last_event, save_event
 from store.repositories.tokens import list_tokens
 from traced.api.application import control_api
 from traced.api.auth import Caller, by_token, listening, listening_at, local, tcp_socket
@@ -41,6 +41,7 @@ from traced.core.permissions import tighten
 from traced.core.reserve import create_reserve, reserve_folder
 from traced.core.signals import Lifecycle, background_tasks, run_until_forced, signals
 from traced.core.time_windows import parse_zone
+from traced.daemon.audit_log import log_audit
 from traced.daemon.loop import CycleLoop
 from traced.daemon.notify import ServiceManager, service_manager
 from traced.daemon.scrub import scrub_daily
@@ -78,14 +79,10 @@ def is_due(at: str, last: datetime, now: datetime, zone: tzinfo | None = None) -
 
 
 async def keep_up(control: Control) -> None:
-    """Run the daily upkeep whenever it is due, until cancelled; log the head of the audit log at start and daily."""
+    """Run the daily upkeep whenever it is due, until cancelled."""
     last: datetime | None = None
-    head_day: date | None = None
     while True:
         try:
-            if head_day != (today := control.now().date()):
-                await asyncio.to_thread(_log_audit_head, control)
-                head_day = today
             if last is None:
                 last = await asyncio.to_thread(_last_upkeep, control)
             last = await asyncio.to_thread(upkeep_if_due, control, last)
@@ -117,13 +114,6 @@ def _prune(control: Control, now: datetime) -> dict[str, object]:
     size, notes = sum(item.size for item in removed), [item.note for item in removed if item.note]
     log.info("upkeep: %s", pruned or "nothing to delete", extra={"bytes": size, "notes": notes})
     return {"pruned": pruned, "bytes": size, "notes": notes}
-
-
-def _log_audit_head(control: Control) -> None:
-    # A log that is shipped to another machine keeps the heads where nobody here can change them.
-    with read_session(control.store) as session:
-        head = audit_head(session)
-    log.info("audit log: traced audit --check %s", head, extra={"audit_head": str(head)})
 
 
 def _last_upkeep(control: Control) -> datetime:
@@ -271,6 +261,7 @@ async def _serve(settings: Settings, store: sqlalchemy.Engine, load: Callable[[]
                 lifecycle,
                 notices=_deliver_notices(control),
                 upkeep=keep_up(control),
+                audit=log_audit(store, settings.data_dir),
                 reserve=_keep_reserve(settings),
                 triggers=triggers.run(),
                 scrub=scrub_daily(store, lambda: control.settings.notify.names, now),

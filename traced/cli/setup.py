@@ -151,6 +151,30 @@ def check_store(settings: Settings) -> Finding:
     return Finding("store", True, f"schema {schema!r}, newest {HEAD!r}")
 
 
+def check_integrity(settings: Settings) -> Finding:
+    """Check the database file, the audit log, and the files of the adapters in service; changes nothing."""
+    from store.database import connect, revision  # SQLAlchemy, as in ``check_store``
+    from traced.registry.verification import problems_in_service
+
+    if not settings.store.url and not (settings.data_dir / "traced.db").exists():
+        return Finding("integrity", True, "there is no store yet")
+    try:
+        engine = connect(settings.store_url)
+        try:
+            if revision(engine) != HEAD:
+                return Finding("integrity", True, "not checked: the store does not have the schema of this version")
+            problems = list(problems_in_service(engine, settings.serving.adapters_root))
+        finally:
+            engine.dispose()
+    except StoreError as error:
+        return Finding("integrity", False, str(error).splitlines()[0], "traced restore BACKUP")
+    if not problems:
+        return Finding("integrity", True, "the database file, the audit log and the adapters in service are sound")
+    observed = "; ".join(f"{problem.kind} {problem.name}: {problem.text}" for problem in problems)
+    is_damaged = any(problem.kind == "store" for problem in problems)
+    return Finding("integrity", False, observed, "traced restore BACKUP" if is_damaged else "traced verify")
+
+
 def check_model(settings: Settings) -> Finding:
     """Check that the files of the base model exist."""
     try:
@@ -210,6 +234,7 @@ CHECKS: tuple[Callable[[Settings], Finding], ...] = (
     check_image,
     check_data_directory,
     check_store,
+    check_integrity,
     check_adapters_root,
     check_model,
     check_language_model,

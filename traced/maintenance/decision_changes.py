@@ -39,23 +39,27 @@ def decision_changes(current: Rows, backup: Rows) -> list[str]:
     return [*_revived_adapters(current, backup), *_revived_keys(current, backup), *_lost_decisions(current, backup)]
 
 
-def sqlite_rows(file: Path) -> Rows:
-    """Read the decisions of a SQLite store; tables that it lacks are empty."""
+def sqlite_rows(file: Path) -> Rows | None:
+    """Read the decisions of a SQLite store; tables that it lacks are empty. None: it has no table of ``TABLES``."""
     with closing(sqlite3.connect(f"{file.absolute().as_uri()}?mode=ro", uri=True)) as connection:
         connection.row_factory = sqlite3.Row
         names = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+        if names.isdisjoint(TABLES):
+            return None
         return {
             table: [dict(row) for row in connection.execute(f"SELECT * FROM {table}")] if table in names else []
             for table in TABLES
         }
 
 
-def database_rows(url: str) -> Rows:
-    """Read the decisions of the store in a database; tables that it lacks are empty."""
+def database_rows(url: str) -> Rows | None:
+    """Read the decisions of the store in a database; tables that it lacks are empty. None: as ``sqlite_rows``."""
     engine = connect(url)
     try:
         with engine.connect() as connection:
-            names = inspect(connection).get_table_names()
+            names = set(inspect(connection).get_table_names())
+            if names.isdisjoint(TABLES):
+                return None
             return {
                 table: [dict(row) for row in connection.execute(text(f"SELECT * FROM {table}")).mappings()]
                 if table in names

@@ -242,7 +242,10 @@ class _Load:
 
 
 def _changed_decisions(load: _Load, settings_of: SettingsOf) -> list[str]:
-    """Return a line for each decision in the current store that the restore would revive or lose."""
+    """Return a line for each decision in the current store that the restore would revive or lose.
+
+    A store without tables has no decision to revive or lose: a restore on a new machine asks nothing.
+    """
     settings_in_use = [load.settings]
     # The backup may replace the settings too, and with them the database that the service uses.
     changes: list[str] = []
@@ -252,7 +255,7 @@ def _changed_decisions(load: _Load, settings_of: SettingsOf) -> list[str]:
         changes.append(
             f"the settings in {load.data_dir} cannot be read, so a store that they name is not compared: {error}"
         )
-    readers: dict[str, Callable[[], Rows]] = {}
+    readers: dict[str, Callable[[], Rows | None]] = {}
     for file in {load.data_dir / STORE, *map(sqlite_file, settings_in_use)} - {None, load.staging / STORE}:
         if file is not None and file.exists():
             readers[str(file)] = partial(sqlite_rows, file)
@@ -261,7 +264,8 @@ def _changed_decisions(load: _Load, settings_of: SettingsOf) -> list[str]:
     backup = _backup_rows(load) if readers else {}
     for store, read_rows in readers.items():
         try:
-            changes += decision_changes(read_rows(), backup)
+            if (current := read_rows()) is not None:
+                changes += decision_changes(current, backup)
         except (*UNREADABLE, SQLAlchemyError, StoreError) as error:
             changes.append(f"the decisions in {store} cannot be read, and may be lost or revived: {error}")
     return changes
@@ -270,7 +274,7 @@ def _changed_decisions(load: _Load, settings_of: SettingsOf) -> list[str]:
 def _backup_rows(load: _Load) -> Rows:
     try:
         if load.manifest.database == "sqlite":
-            return sqlite_rows(load.staging / STORE)
+            return sqlite_rows(load.staging / STORE) or {table: [] for table in TABLES}
         script = load.staging / "decisions.sql"
         dumped_data(load.staging / DUMP, TABLES, script)
         rows = script_rows(script)

@@ -77,11 +77,11 @@ def check_files(version: AdapterVersion, path: Path | None = None) -> None:
         raise AdapterChanged(version.name, f"{', '.join(names[:MAX_NAMES])}{suffix} changed in {folder}")
 
 
-def check_usable(version: AdapterVersion) -> None:
+def check_usable(version: AdapterVersion, path: Path | None = None) -> None:
     """Raise ``AdapterChanged`` if a version is in quarantine, and as ``check_files``."""
     if version.quarantined_at is not None:
         raise AdapterChanged(version.name, version.quarantine_reason)
-    check_files(version)
+    check_files(version, path)
 
 
 def folder_state(path: Path) -> FolderState:

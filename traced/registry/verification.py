@@ -18,7 +18,7 @@ from tempfile import TemporaryDirectory
 from sqlalchemy import Engine
 from sqlmodel import Session
 
-from store.database import read_session, write_session
+from store.database import damaged_page, read_session, redacted_url, write_session
 from store.records import AdapterVersion
 from store.repositories.adapters import end_quarantine, get_adapter, list_adapters
 from store.repositories.environments import environment_sources
@@ -28,12 +28,12 @@ from traced.core.errors import AdapterChanged, PromotionError
 from traced.registry.adapter_store import IN_SERVICE, AdapterStore, NotUploaded, is_url, local_folder
 from traced.registry.decision_rules import Action
 from traced.registry.decisions import record
-from traced.registry.integrity import check_files, quarantining, stored_version
+from traced.registry.integrity import check_files, check_usable, quarantining, stored_version
 
 
 @dataclass(frozen=True)
 class Problem:
-    """Something that is not what it was when it was stored; ``kind`` is "adapter", "environment" or "audit"."""
+    """Something that is not as it was stored; ``kind`` is "adapter", "environment", "audit" or "store"."""
 
     kind: str
     name: str
@@ -94,15 +94,41 @@ def _check_copy(version: AdapterVersion, root: str) -> None:
         AdapterStore(root).download(version, Path(folder) / version.name)
 
 
+def problems_in_service(store: Engine, root: str) -> Iterator[Problem]:
+    """Check the database file, the audit log, and the local files of the adapter versions in service.
+
+    For ``traced doctor``: it changes nothing, so a version whose files differ is not put in quarantine.
+    """
+    if (damage := damaged_page(store)) is not None:
+        yield Problem("store", redacted_url(store.url), damage)
+        return
+    with read_session(store) as session:
+        yield from _audit_problems(session)
+        names = {entry.promotion.adapter for entry in newest_promotions(session) if entry.promotion.state in IN_SERVICE}
+        versions = [version for version in ordered_versions(session) if version.name in names]
+    for version in versions:
+        folder = local_folder(version, root)
+        if not folder.is_dir() and is_url(root):
+            continue  # it is downloaded at its first use
+        try:
+            check_usable(version, folder)
+        except (AdapterChanged, PromotionError) as error:
+            yield Problem("adapter", version.name, error.message)
+
+
 def row_problems(store: Engine) -> Iterator[Problem]:
     """Check the sources of the environments and the hash chain of the audit log."""
     with read_session(store) as session:
         for key, source_code in environment_sources(session):
             if hashlib.sha256(source_code.encode()).hexdigest() != key:
                 yield Problem("environment", key, "its source is not the one that was stored under this hash")
-        number = check_audit(session)
-        if number is not None:
-            yield Problem("audit", str(number), f"entry {number}, or one before it, was changed or removed")
+        yield from _audit_problems(session)
+
+
+def _audit_problems(session: Session) -> Iterator[Problem]:
+    number = check_audit(session)
+    if number is not None:
+        yield Problem("audit", str(number), f"entry {number}, or one before it, was changed or removed")
 
 
 def release(store: Engine, root: str, action: Action, name: str) -> AdapterVersion:

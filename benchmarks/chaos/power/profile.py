@@ -5,7 +5,8 @@ them; the disk of that moment is put in the place of the folder, and then, witho
 
 - the database is sound, the audit chain holds, every adapter in the store has its files;
 - every acknowledged act, span, response, feedback, import, adapter and cycle is there;
-- ``traced up`` answers (a service), or the cycle goes on to its end with its rows (cycles).
+- ``traced up`` answers (a service), or the cycle goes on to its end with its rows (cycles);
+- ``traced doctor`` calls the store sound before the start, and never one for which the checks above find something.
 
 On PostgreSQL the files of the server are recorded and cut too. Not covered: see ``recording``.
 """
@@ -40,6 +41,7 @@ from store.repositories.events import check_audit
 from store.service_tables import AuditRow, ExchangeRow, FeedbackRow, ResponseRow
 from store.tables import AdapterRow, CycleRow, TrajectoryRow
 from tests.integration.service.place import Place as CyclePlace
+from traced.cli.setup import check_integrity
 from traced.core.errors import TracedError
 from traced.gateway.recorder import Recorder
 from traced.registry.integrity import check_files
@@ -88,6 +90,7 @@ class Result:
     """The violations at the points of a recording, and how much had been acknowledged at the last one."""
 
     points: int = 0
+    wrongly_sound: int = 0  # states that ``traced doctor`` calls sound and that are not
     acknowledged: Counter[str] = field(default_factory=Counter)
     violations: list[str] = field(default_factory=list)
 
@@ -188,6 +191,7 @@ def _cut(
     for point in recording.points(numbers):
         current.put(point)
         breaches: list[str] = []
+        finding = check_integrity(current.place.read_settings())
         try:
             check(breaches)
             with _store_of(current.place) as engine, read_session(engine) as session:
@@ -196,6 +200,9 @@ def _cut(
         except (TracedError, StoreError, TimeoutError) as error:
             breaches.append(f"{type(error).__name__}: {error}")
         result.points += 1
+        result.wrongly_sound += finding.ok and bool(breaches)
+        if not finding.ok:
+            breaches.append(f"traced doctor: {finding.seen}")
         result.acknowledged = Counter(kind for kind, _ in point.acknowledged)
         result.violations += [f"sync {point.number}: {violation}" for violation in breaches]
         if breaches or result.points % 20 == 0:
@@ -242,7 +249,7 @@ def _store_of(place: Place) -> Iterator[Engine]:
 
 def measure(stores: list[str], points: int, seed: int, log: Callable[[str], None]) -> dict[str, Any]:
     """Cut the power at so many points, shared by the kinds of stores; returns the figures."""
-    figures: dict[str, Any] = {"seed": seed, "points": 0, "lost": 0, "violations": []}
+    figures: dict[str, Any] = {"seed": seed, "points": 0, "lost": 0, "wrongly_sound": 0, "violations": []}
     parts = [(store, workload) for store in stores for workload in ("service", "cycles")]
     for number, (store, workload) in enumerate(parts):
         share = points * (number + 1) // len(parts) - points * number // len(parts)
@@ -252,8 +259,9 @@ def measure(stores: list[str], points: int, seed: int, log: Callable[[str], None
             result = cut_cycles(store, share, seed, CYCLES, log)
         figures[f"{store} {workload}"] = {"points": result.points, "acknowledged": dict(result.acknowledged)}
         figures["points"] += result.points
+        figures["wrongly_sound"] += result.wrongly_sound
         figures["violations"] += [f"{store} {workload}, {violation}" for violation in result.violations]
     figures["lost"] = sum(LOSS in violation for violation in figures["violations"])
-    figures["aims"] = {"points": points, "lost": 0, "violations": []}
+    figures["aims"] = {"points": points, "lost": 0, "wrongly_sound": 0, "violations": []}
     figures["meets"] = figures["points"] >= points and not figures["violations"]
     return figures

@@ -5,7 +5,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import pytest
 from sqlalchemy import Engine, text
 
 from store.database import read_session, write_session
@@ -146,17 +145,3 @@ async def test_requests_whose_clients_have_gone_do_not_keep_the_service_busy(con
         assert "starts" in (await send(client, "/cycles", "last"))["said"]
     # Only those that had a slot when the lock was taken are carried out.
     assert len(actions(control)) <= DECISIONS + 1
-
-
-@pytest.mark.parametrize("decision", ["approve", "reject"])
-async def test_the_log_has_every_decision(
-    control: Control, path: Path, decision: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level("INFO")
-    async with serve_api(control, path) as client:
-        await client.roll_back(ADAPTER, "complaints\nof customers", "bob")
-        tag = (await client.approvals.case(ADAPTER)).tag
-        await send(client, f"/adapters/{ADAPTER}/{decision}", "k1", reason="why", tag=tag)
-    assert f"bob (local) decided: {ADAPTER} is rolled back" in caplog.text
-    assert "because complaints⏎of customers" in caplog.text
-    assert f"decided: {ADAPTER} is {'approved' if decision == 'approve' else 'rejected'}" in caplog.text

@@ -7,10 +7,7 @@ from zoneinfo import ZoneInfo
 import pytest
 
 import traced.app.service
-from store.database import write_session
 from store.errors import StoreUnavailable
-from store.records import AuditEntry
-from store.repositories.events import audit_head, save_audit
 from tests.unit.store.chain import T0
 from traced.api.control import Control
 from traced.app.service import is_due, keep_up, upkeep_if_due
@@ -120,27 +117,3 @@ def test_a_restart_knows_the_last_time(daily: Control, monkeypatch: pytest.Monke
     assert traced.app.service._last_upkeep(daily) == T0
     upkeep_if_due(daily, T0)
     assert traced.app.service._last_upkeep(daily) > T0
-
-
-async def test_the_head_of_the_audit_log_is_logged_at_start_and_once_a_day(
-    control: Control, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    with write_session(control.store) as session:
-        save_audit(session, AuditEntry(T0, "root", "local", "approve", "x@v1"))
-        head = audit_head(session)
-    moments = iter([utc(1, 12), utc(1, 23), utc(2, 1), utc(2, 2)])
-    today = next(moments)
-
-    async def sleep(seconds: float) -> None:
-        nonlocal today
-        try:
-            today = next(moments)
-        except StopIteration:
-            raise EndOfTest from None
-
-    control.now = lambda: today
-    monkeypatch.setattr("asyncio.sleep", sleep)
-    with caplog.at_level("INFO"), pytest.raises(EndOfTest):
-        await keep_up(control)
-    lines = [record.getMessage() for record in caplog.records if "audit" in record.getMessage()]
-    assert lines == [f"audit log: traced audit --check {head}"] * 2

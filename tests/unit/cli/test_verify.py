@@ -1,18 +1,24 @@
 """``traced verify``: what it prints, its exit status, and the end of a quarantine."""
 
 import json
+import sqlite3
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
-from sqlalchemy import Engine
+from sqlalchemy import Engine, text
 from typer.testing import CliRunner, Result
 
 from store.database import open_store, read_session, sqlite_url, write_session
+from store.repositories.adapters import get_adapter
 from store.repositories.events import list_audit
 from tests.unit.registry.chain import hour, seed_adapter, seed_cycle
 from tests.unit.registry.tampering import replace_weights
 from traced.cli.main import app
+from traced.cli.setup import check_integrity
+from traced.config.settings import load_settings
+from traced.core.checks import Finding
 from traced.registry.decision_rules import Action
 from traced.registry.decisions import approve
 
@@ -72,3 +78,36 @@ def test_a_backup_of_changed_files_says_so(store: Engine, tmp_path: Path) -> Non
     result = run(tmp_path, "backup", "--json")
     assert (result.exit_code, json.loads(result.stdout)["changed"]) == (1, [NAME])
     assert f"{NAME}" in words(run(tmp_path, "verify"))
+
+
+def test_doctor_says_what_is_no_longer_as_it_was_stored_and_changes_nothing(store: Engine, tmp_path: Path) -> None:
+    def finding() -> Finding:
+        return check_integrity(load_settings(tmp_path))
+
+    assert finding().ok
+    original = replace_weights(tmp_path / "adapters" / NAME)
+    assert (finding().ok, finding().fix) == (False, "traced verify")
+    assert f"adapter {NAME}: " in finding().seen
+    with read_session(store) as session:
+        assert get_adapter(session, NAME).quarantined_at is None
+    replace_weights(tmp_path / "adapters" / NAME, original)
+    assert finding().ok
+    with write_session(store) as session:
+        session.execute(text("UPDATE audit SET reason = 'other'"))
+    assert (finding().ok, "audit 1: entry 1" in finding().seen) == (False, True)
+
+
+def test_doctor_reports_a_damaged_database_file(store: Engine, tmp_path: Path) -> None:
+    store.dispose()
+    file = tmp_path / "traced.db"
+    with closing(sqlite3.connect(file)) as connection:
+        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        page_size, pages = (connection.execute(f"PRAGMA {name}").fetchone()[0] for name in ("page_size", "page_count"))
+    with file.open("r+b") as pages_file:
+        pages_file.seek(page_size * (pages // 2))
+        pages_file.write(b"\xff" * page_size)
+    finding = check_integrity(load_settings(tmp_path))
+    assert (finding.ok, finding.fix) == (False, "traced restore BACKUP")
+    with file.open("r+b") as pages_file:
+        pages_file.truncate(page_size * (pages // 2))
+    assert not check_integrity(load_settings(tmp_path)).ok
