@@ -15,7 +15,6 @@ import logging
 import os
 import signal
 import sys
-import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
@@ -38,6 +37,7 @@ from traced.config.settings import Settings, load_settings
 from traced.core.fast_json import read_json
 from traced.core.files import flush
 from traced.core.permissions import private_umask
+from traced.core.stop_flag import StopFlag
 from traced.gateway.canaries import Canaries
 from traced.gateway.spool_status import DAMAGED_FILE
 from traced.ingest.losses import LINES, LossLedger, mark_stored, read_losses
@@ -123,7 +123,7 @@ class Recorder:
 
     settings: Settings
     store: Engine
-    stopped: threading.Event = field(default_factory=threading.Event)
+    stopped: StopFlag = field(default_factory=StopFlag)
     _last_error: str = ""
     _next_deletion: datetime | None = None
     _traffic: TrafficEvents = field(default_factory=TrafficEvents)
@@ -275,7 +275,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         recorder = Recorder(settings, store)
         for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, lambda *_: recorder.stopped.set())
+            signal.signal(number, recorder.stopped.set)
         follow_parent(grace_s=GRACE_S)
         if options.once:
             recorder.run_once()

@@ -24,6 +24,7 @@ from typing import Any
 
 from traced.core.errors import cause_of, is_expected
 from traced.core.permissions import private_umask
+from traced.core.stop_flag import StopFlag
 from traced.processes.job import Job, JsonObject, ReportKind, describe, read_job
 from traced.processes.parent import arm_alarm, follow_parent, kill_descendants
 
@@ -134,11 +135,11 @@ def _send_heartbeats(reporter: Reporter, limit_s: float, stop: threading.Event) 
 
 def _install_signal_handlers() -> None:
     """Turn the first SIGTERM into a KeyboardInterrupt of the main thread (asyncio.run cancels its main task)."""
-    stopping = threading.Event()
+    stopping = StopFlag()
 
     def terminate(number: int, frame: FrameType | None) -> None:
         # Once only: a second interrupt would break off the unwinding that makes checkpoints complete.
-        if not stopping.is_set():
+        if not stopping.is_set:
             stopping.set()
             signal.raise_signal(signal.SIGINT)
 

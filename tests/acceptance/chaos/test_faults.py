@@ -70,7 +70,7 @@ def small_disk(folder: Path) -> Iterator[Path]:
     """A folder whose data directory is a small file system; the log of the service lies outside it."""
     mounted = folder / "data"
     mounted.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", f"size={DISK_MB}m", "tmpfs", str(mounted)]
+    command = ["mount", "-t", "tmpfs", "-o", f"size={DISK_MB}m,mode=700", "tmpfs", str(mounted)]
     if subprocess.run(command, check=False, capture_output=True).returncode:
         pytest.skip("no tmpfs can be mounted here")
     yield folder
