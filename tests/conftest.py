@@ -55,7 +55,7 @@ SLOW = (
     "integration/service/test_environments.py",
     "integration/service/test_hostile_input.py",
     "integration/service/test_stopping.py",
-    "integration/service/test_week.py",
+    "integration/service/test_days.py",
     "integration/synthesis/",
     "integration/test_cycle.py",
     "integration/test_lease_races.py",

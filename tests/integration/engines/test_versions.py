@@ -123,8 +123,9 @@ async def test_an_engine_reports_the_adapters_of_its_requests(deployment: Deploy
         async with asyncio.TaskGroup() as group:
             for seed in range(6):
                 group.create_task(keep_busy(seed))
-            await asyncio.sleep(0.05)
-            used = await client.adapters_in_use(LIVE)
+            async with asyncio.timeout(30):
+                while not (used := await client.adapters_in_use(LIVE)):
+                    await asyncio.sleep(0.02)
             is_asked = False
         assert used == {LIVE[0]}
         assert await client.adapters_in_use(LIVE) == set()
