@@ -1,4 +1,4 @@
-"""Five days in a minute: a cycle every hour on a simulated clock, with upkeep every day; nothing that may not grow grows.
+"""Five days in a minute: a cycle every hour on a simulated clock, upkeep every day; what may not grow does not.
 
 What is evidence (adapters, gates, decisions) is kept for ever, so it may grow by the same few rows with every cycle.
 """
