@@ -8,7 +8,8 @@ Violations:
     unasked     an entry belongs to no operation, or to one that was refused
     order       an operation that ended before another one began comes after it in the log
     wrong       an entry is none that the model makes at this place, or an answer fits no state of the model in its time
-    stale       a decision was carried out although the state that it named had changed
+    stale       a decision was carried out although the state that it named had changed (the rejection of another
+                version that was not approved changes no state that a decision depends on)
     end         the store's live versions, or the chain of the audit log, are not those that the log leads to
 """
 
@@ -106,7 +107,7 @@ def _answer_violations(
         if operation.answer == "done" and entry.live != operation.live:
             lines.append(f"wrong: the answer to {operation} differs from its entry {entry}")
         if operation.decision.tagged and any(
-            other.invoked_at > operation.read_at[1] for other in _neighbours(operation, timeline[:place])
+            other.invoked_at > operation.read_at[1] for other in _neighbours(operation, timeline[:place], models)
         ):
             lines.append(f"stale: {operation} at {place}")
         return lines
@@ -121,15 +122,25 @@ def _answer_violations(
         return [f"{kind}: {operation} fits no state between {first} and {last}: {moments}"]
     may_have_changed = operation.decision.tagged and any(
         other.ended_at > operation.read_at[0] and other.invoked_at < operation.ended_at
-        for other in _neighbours(operation, timeline)
+        for other in _neighbours(operation, timeline, models)
     )
     if may_have_changed or any(outcome == "refused" for outcome, _ in moments):
         return []
     return [f"wrong: {operation} was refused, but fits every state between {first} and {last}"]
 
 
-def _neighbours(operation: Operation, timeline: Sequence[tuple[Operation, Entry]]) -> list[Operation]:
-    """Return the operations that changed something in the capability of ``operation``, which names a version."""
-    assert operation.decision.adapter is not None
-    capability = operation.decision.adapter.partition("@")[0]
-    return [other for other, entry in timeline if entry.adapter.partition("@")[0] == capability]
+def _neighbours(
+    operation: Operation, timeline: Sequence[tuple[Operation, Entry]], models: Sequence[Model]
+) -> list[Operation]:
+    """Return the operations that changed what ``operation``, which names a version, depends on.
+
+    ``models[n]`` is the state before entry n of the timeline.
+    """
+    name = operation.decision.adapter
+    assert name is not None
+    return [
+        other
+        for (other, entry), model in zip(timeline, models, strict=False)
+        if entry.adapter.partition("@")[0] == name.partition("@")[0]
+        and not (entry.verb == "reject" and entry.adapter != name and model.decisions.get(entry.adapter) != "approved")
+    ]

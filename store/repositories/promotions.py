@@ -76,7 +76,7 @@ class GatedAdapter:
 class PromotionLog:
     """The promotion log of a capability, oldest entry first.
 
-    ``approved`` has the names of the approved versions that are not in quarantine.
+    ``approved`` has the names of its approved versions that are not in quarantine.
     """
 
     entries: Sequence[Promotion] = ()
@@ -111,10 +111,15 @@ class AdapterState:
 
     @property
     def tag(self) -> str:
-        """The identity of the state: another one after each gate result, decision, promotion and rollback."""
+        """The identity of the state: another one after each gate result, decision, promotion and rollback.
+
+        Of the decisions on other versions of the capability, those count that a rollback depends on: which are
+        approved.
+        """
         gate_id = None if self.gate is None else self.gate.id
         approval = None if self.approval is None else asdict(self.approval)
-        return digest([gate_id, approval, [asdict(entry) for entry in self.log.entries]])[:TAG_DIGITS]
+        entries, approved = [asdict(entry) for entry in self.log.entries], sorted(self.log.approved)
+        return digest([gate_id, approval, entries, approved])[:TAG_DIGITS]
 
 
 @dataclass(frozen=True)
@@ -490,7 +495,8 @@ def _log(session: Session, capability: str) -> PromotionLog:
     query = select(PromotionRow).join(AdapterRow, col(PromotionRow.adapter) == col(AdapterRow.name))
     query = query.where(AdapterRow.capability == capability).order_by(col(PromotionRow.seq))
     decisions = latest_decisions(session)
-    approved = {name for name, decision in decisions.items() if decision is Decision.APPROVED}
+    names = session.exec(select(AdapterRow.name).where(AdapterRow.capability == capability)).all()
+    approved = {name for name in names if decisions.get(name) is Decision.APPROVED}
     approved -= quarantined_adapters(session).keys()
     return PromotionLog([_promotion(row) for row in session.exec(query)], approved)
 

@@ -57,6 +57,18 @@ def test_an_approval_that_undoes_a_rollback_it_does_not_know_of() -> None:
     assert kinds([APPROVE, ROLL_BACK, replace(tagged, read_at=(2.1, 2.2))], entries, [A1]) == {"stale"}
 
 
+@pytest.mark.parametrize(("is_approved", "kind"), [(True, {"stale"}), (False, set())])
+def test_the_rejection_of_another_version_counts_if_a_rollback_depends_on_it(is_approved: bool, kind: set[str]) -> None:
+    approve_second = Operation("5", Decision("approve", A2), 2.5, "done", 2.6, [A2])
+    rejection = Operation("6", Decision("reject", A1, tagged=True), 5.0, "done", 5.1, [A2], read_at=(4.0, 4.1))
+    rollback = Operation("7", Decision("rollback", A2, tagged=True), 6.0, "done", 6.1, [], read_at=(4.0, 4.1))
+    entries = [Entry("5", "approve", A2, [A2]), Entry("6", "reject", A1, [A2]), Entry("7", "rollback", A2, [])]
+    operations = [approve_second, rejection, rollback]
+    if is_approved:
+        operations, entries = [APPROVE, *operations], [APPROVED, *entries]
+    assert kinds(operations, entries) == kind
+
+
 def test_a_broken_chain() -> None:
     assert kinds([APPROVE], [APPROVED], [A1], chained=False) == {"end"}
 

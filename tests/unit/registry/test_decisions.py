@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlmodel import Session
+from sqlalchemy import update
+from sqlmodel import Session, col
 
 from store.database import open_store, write_session
 from store.errors import NotFound
@@ -17,6 +18,7 @@ from store.repositories.cycles import get_cycle, list_cycles, save_stage_event, 
 from store.repositories.events import list_audit, list_events
 from store.repositories.llm_replies import save_patch
 from store.repositories.promotions import live_adapters, read_adapter_state, save_changes, save_gate
+from store.tables import AdapterRow
 from store.types import GateAnswer, GateResult
 from tests.unit.registry.chain import hour, seed_adapter, seed_cycle
 from tests.unit.store.chain import FIXING
@@ -215,6 +217,25 @@ def test_repeating_an_approval_after_another_persons_rollback_changes_nothing(se
     with pytest.raises(PromotionError, match=r"is rolled back \(by bob on 2026-01-02 at 07:00 UTC: it insults"):
         approve(session, ANN, ADAPTER, tag=tag)
     assert (audit_entries(session), [entry.adapter for entry in live_adapters(session)]) == (entries, [])
+
+
+def test_a_rollback_is_refused_if_what_it_would_restore_was_rejected_meanwhile(session: Session) -> None:
+    bob = Action("bob", "local", hour(31))
+    approve(session, ANN, ADAPTER)
+    approve(session, ANN, SECOND)
+    earlier_tag = tag_of(session, SECOND)
+    reject(session, bob, ADAPTER, tag=tag_of(session))
+    with pytest.raises(PromotionError, match="has changed since"):
+        roll_back(session, ANN, SECOND, tag=earlier_tag)
+    assert [promotion.adapter for promotion in live_adapters(session)] == [SECOND]
+    assert roll_back(session, ANN, SECOND, tag=tag_of(session, SECOND)).live == []
+
+
+def test_decisions_on_other_capabilities_change_no_tag(session: Session, tmp_path: Path) -> None:
+    before = tag_of(session)
+    session.execute(update(AdapterRow).where(col(AdapterRow.name) == SECOND).values(capability="other"))
+    approve(session, ANN, SECOND)
+    assert tag_of(session) == before
 
 
 def test_repeating_a_rollback_without_a_name_undoes_nothing_else(session: Session) -> None:
