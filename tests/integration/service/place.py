@@ -22,6 +22,7 @@ from traced.core.ownership import own_identity
 from traced.daemon.loop import CycleLoop
 from traced.jobs.retry import AttemptLedger, Backoff
 
+STAGE_S = 120.0  # until a stage begins
 AT_ONCE = {"devices.idle_s": 0, "devices.cpu_utilisation": 1, "devices.cpu_memory": 1, "devices.yield_s": 0.1}
 
 
@@ -84,7 +85,8 @@ class Place:
         self.scripted.blocked_stages.add(stage)
         self.scripted.callbacks[stage] = started.set
         running = asyncio.create_task(self.loop.run(draining))
-        await started.wait()
+        async with asyncio.timeout(STAGE_S):
+            await started.wait()
         if action is not None:
             await action()
         draining.set()

@@ -94,7 +94,7 @@ async def test_a_cycle_goes_back_to_the_first_stage_without_rows(
 
 async def test_a_cycle_whose_rows_are_all_there_goes_on_as_it_stands(place: Place) -> None:
     place.control.start(ADA, Reason())
-    for stage in ("analyze", "train alpha", "gate beta"):
+    for stage in ("analyze", "train alpha", "gate alpha"):
         await place.stop_at(stage)
         place.restart()
     await finish(place)
