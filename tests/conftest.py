@@ -57,6 +57,7 @@ SLOW = (
     "integration/service/test_stopping.py",
     "integration/service/test_days.py",
     "integration/synthesis/",
+    "integration/targets/",
     "integration/test_cycle.py",
     "integration/test_lease_races.py",
     "integration/test_optimize_prompt.py",

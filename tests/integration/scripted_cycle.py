@@ -24,7 +24,7 @@ from traced.pipeline import runner
 from traced.pipeline.context import Context, utc_now
 from traced.pipeline.cycles import find_cycle
 from traced.pipeline.stages import Stages
-from traced.targets.registry import target
+from traced.targets.registry import DESK
 
 CAPABILITIES = ["alpha", "beta"]
 
@@ -114,7 +114,7 @@ def main(directory: Path, cut_at: str) -> None:
     model = ModelFiles("scripted", directory)
     with Meter() as meter:
         progress = Progress(Console(stderr=True))
-        context = Context(settings, store, target("desk"), model, cycle.id, progress, meter)
+        context = Context(settings, store, DESK, model, cycle.id, progress, meter)
         runner.cycle_stages = lambda stage_runner: scripted_stages(stage_runner.context, cut_at)  # type: ignore[assignment, attr-defined]
         status = asyncio.run(runner.run_cycle(context, undecided))
     store.dispose()

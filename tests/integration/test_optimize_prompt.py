@@ -31,7 +31,7 @@ from traced.pipeline.context import Context, EngineSlot
 from traced.pipeline.gate import GATE_SEEDS
 from traced.pipeline.optimize_prompt import VALIDATION_SEEDS, optimize_prompt
 from traced.prompt_optimization.patches import Remedy
-from traced.targets.registry import target
+from traced.targets.registry import DESK
 
 pytestmark = [pytest.mark.docker, pytest.mark.usefixtures("image")]
 
@@ -82,7 +82,7 @@ async def optimized(data_dir: Path, engine: EngineProcess, server: Scripted, **c
     )
     store = open_store(settings.store_url)
     progress, model = Progress(Console(file=io.StringIO())), ModelFiles("bundled", BUNDLED)
-    context = Context(settings, store, target("desk"), model, CYCLE, progress, Meter(), slot=EngineSlot(engine=running))
+    context = Context(settings, store, DESK, model, CYCLE, progress, Meter(), slot=EngineSlot(engine=running))
     try:
         return await optimize_prompt(context, COMPOUND, environment_hash(SHOP))
     finally:

@@ -47,7 +47,7 @@ from traced.interop.recognition import (
     unplayable_report,
 )
 from traced.targets.registry import Target
-from traced.targets.registry import target as target_named
+from traced.targets.registry import target as target_of
 
 NOT_JUDGED_CODE = 3  # neither a refusal (1) nor wrong usage (2)
 LOOKED_AT = 200  # maximum number of entries of a folder that are inspected
@@ -220,7 +220,11 @@ def _run_admission(settings: Settings, source_code: str, target: str | None, is_
     # The stage imports the libraries of all stages, which takes 3 s and is not needed to refuse an unusable file.
     from traced.pipeline.admit import thresholds
 
-    tools, errors = shown_by(target_named(target)) if target else (None, [])
+    tools: list[Tool] | None = None
+    errors: list[str] = []
+    if target:
+        with_target = settings.model_copy(update={"target": settings.target.model_copy(update={"name": target})})
+        tools, errors = asyncio.run(shown_by(target_of(with_target)))
     ensure_image()
     reap_orphans(OWNER)
     with _progress(is_quiet) as begins:
@@ -248,19 +252,21 @@ def _since_export(source: RecognisedEnvironment | ForeignPackage, report: Admiss
     return changed
 
 
-def shown_by(target: Target) -> tuple[list[Tool], list[str]]:
+async def shown_by(target: Target) -> tuple[list[Tool], list[str]]:
     """Return the tools of the target, and its error messages for malformed calls."""
     tools: dict[str, Tool] = {}
     errors: list[str] = []
-    for seed in target.splits["train"][:TARGET_SEEDS]:
-        environment = target.environment()
-        task = environment.reset(seed)
-        tools |= {tool["function"]["name"]: tool for tool in task.tools}
-        for message, must_fail in junk_messages(task, seed):
-            replies = environment.step(message)
-            errors += [str(reply["content"]) for reply in replies if reply["role"] == "tool" and must_fail]
-            if environment.done:
-                break
+    async with target.source() as source:
+        for seed in target.splits["train"][:TARGET_SEEDS]:
+            episode = source.episode()
+            task = await episode.reset(seed)
+            tools |= {tool["function"]["name"]: tool for tool in task.tools}
+            for message, must_fail in junk_messages(task, seed):
+                step = await episode.step(message)
+                errors += [str(reply["content"]) for reply in step.messages if reply["role"] == "tool" and must_fail]
+                if step.done:
+                    break
+            await episode.close()
     return list(tools.values()), list(dict.fromkeys(errors))
 
 

@@ -131,6 +131,7 @@ VERBS = {
         "prune",
         "Delete data older than the limits of \\[retention] in the settings; evidence is never deleted.",
     ),
+    "target": Verb("targets", "target", "Targets: the worlds in which agents are played and judged."),
     "devices": Verb(
         "resources", "devices", "List the devices: load, whether idle (or why not), and the holder of the lease."
     ),

@@ -24,8 +24,10 @@ class CollectSection(Section):
 
     episodes: Positive = Field(default=400, description="episodes to record")
     temperature: Temperature = Field(default=1.0, description="sampling temperature")
-    concurrency: Positive = Field(default=64, description="concurrent episodes")
-    max_turns: Positive = Field(default=16, description="assistant messages after which an episode ends")
+    concurrency: Positive = Field(default=64, description="concurrent episodes; a target may allow fewer")
+    max_turns: Positive = Field(
+        default=16, description="assistant messages after which an episode ends; a target's own limit comes first"
+    )
 
 
 class AnalysisSection(Section):

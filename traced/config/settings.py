@@ -14,7 +14,7 @@ import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import BaseModel, Field, ValidationError
 from pydantic_settings import (
@@ -85,12 +85,14 @@ SERVICE_SECTIONS = (
 )
 # Sections that do not change the results of a cycle.
 EXCLUDED_SECTIONS = ("data_dir", "store", "seed", "retention", "devices", "prompting", *SERVICE_SECTIONS)
-# Keys that limit time, cost or speed and do not change the results of a cycle.
+# Keys that are not stored with a cycle: most limit time, cost or speed and do not change its results.
 EXCLUDED_KEYS: dict[str, Any] = {
     "engine": set(EngineSection.model_fields) - {"max_batch", "max_length", "max_tokens", "temperature"},
     "synthesis": {"starts", "candidates", "repairs", "file_tokens", "max_tokens", "max_cost", "max_minutes"},
     "llm": REQUEST_KEYS,
     "training": EXECUTION_KEYS,
+    # How a target is started is never read from a stored cycle: a restored store must not name a program.
+    "target": {"kind", "factory", "python", "options", "trusted", "start_s", "step_s"},
 }
 # Environment variables with the prefix that are not settings.
 NON_SETTING_VARIABLES = {
@@ -110,9 +112,25 @@ class StoreSection(Section):
 
 
 class TargetSection(Section):
-    """The agent to improve, in its environment."""
+    """The tasks that the agent is improved on, and the world that they are played in."""
 
-    name: str = Field(default="desk", description="target environment")
+    name: str = Field(default="desk", pattern=r"^[A-Za-z0-9][A-Za-z0-9._:-]*$", description="name of the target")
+    kind: Literal["", "file", "python", "recorded"] = Field(
+        default="",
+        description='"file", "python" or "recorded" for a target of this table; "": traced target list has the name',
+    )
+    factory: str = Field(
+        default="",
+        description='file: FILE.py; python: "module:function" or "FILE.py:function", which returns the target',
+    )
+    python: str = Field(
+        default="", description='python: interpreter that the target is installed in; "": that of traced'
+    )
+    options: tuple[str, ...] = Field(default=(), description='arguments of the factory: ["KEY=VALUE", ...]')
+    trusted: bool = Field(default=False, description="file: run it in a process of this machine, not in the sandbox")
+    start_s: float = Field(default=120.0, gt=0, description="seconds that loading the target may take")
+    step_s: float = Field(default=0.0, ge=0, description="seconds of a reset, step or score; 0: the target's own limit")
+    split_seed: int = Field(default=0, description="draws the splits that a list of tasks does not have")
 
 
 class ModelSection(Section):

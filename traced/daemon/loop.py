@@ -312,7 +312,16 @@ class CycleLoop:
         settings = as_begun(self.settings, cycle)
         model = base_model(settings)
         progress = Progress(Console(quiet=True))
-        context = Context(settings, self.store, target(cycle.target), model, cycle.id, progress, Meter(), now=self.now)
+        context = Context(
+            settings,
+            self.store,
+            await asyncio.to_thread(target, settings),
+            model,
+            cycle.id,
+            progress,
+            Meter(),
+            now=self.now,
+        )
         self._stage_runner = runner = ChildStageRunner(
             context,
             cycle,
@@ -420,7 +429,7 @@ def _quick_checks(settings: Settings) -> None:
     from traced.pipeline.preflight import quick_checks
 
     raise_first(quick_checks(settings))
-    check_seeds(target(settings.target.name), settings)
+    check_seeds(target(settings), settings)
     check_model(settings)
     base_model(settings)
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from traced.config.service_sections import REMOVED
 
-# Settings that name a program, or flags by which vLLM imports modules, also under their earlier names; and those that
+# Settings that name a program or code, or flags by which vLLM imports modules, also under earlier names; and those that
 # this version refuses.
 DISABLED_KEYS = (
     "notify.commands",
@@ -20,6 +20,9 @@ DISABLED_KEYS = (
     "engine.vllm_args",
     "serving.vllm_python",
     "serving.vllm_args",
+    "target.python",
+    "target.factory",
+    "target.trusted",
     *REMOVED,
 )
 NOTE = (

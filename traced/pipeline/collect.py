@@ -21,7 +21,7 @@ from store.types import Outcome, Tool, Trajectory
 from traced.evaluation.figures import percent
 from traced.evaluation.intervals import rate
 from traced.pipeline.context import Context, RunningStage
-from traced.pipeline.episodes import BASE, episodes, model_policy, split_jobs
+from traced.pipeline.episodes import BASE, episodes, first_jobs, model_policy, split_jobs
 from traced.rollouts.episodes import EpisodeJob
 
 
@@ -42,9 +42,15 @@ async def collect(context: Context) -> list[Trajectory]:
 
 
 def collect_jobs(context: Context) -> list[EpisodeJob]:
-    """Return the collection's episodes: seeds drawn from the train split by the settings' seed."""
-    rng = random.Random(f"collect:{context.settings.seed}")
-    return split_jobs("train", rng.sample(context.target.splits["train"], context.settings.collect.episodes))
+    """Return the collection's episodes: seeds drawn from the train split by the settings' seed.
+
+    A list of tasks that is shorter is played as a whole, and again until there are enough episodes.
+    """
+    rng, count = random.Random(f"collect:{context.settings.seed}"), context.settings.collect.episodes
+    seeds = context.target.splits["train"]
+    if count > len(seeds):
+        return first_jobs(context.target, "train", count)
+    return split_jobs(context.target, "train", rng.sample(seeds, count))
 
 
 def collected(context: Context) -> list[Trajectory]:

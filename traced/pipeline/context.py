@@ -187,7 +187,7 @@ async def open_context(settings: Settings, cycle_id: str, progress: Progress, me
     """Open a context on the data directory of ``settings`` and close its engine and store at the end."""
     model = base_model(settings)
     store = open_store(settings.store_url)
-    context = Context(settings, store, target(settings.target.name), model, cycle_id, progress, meter)
+    context = Context(settings, store, target(settings), model, cycle_id, progress, meter)
     try:
         yield context
     finally:

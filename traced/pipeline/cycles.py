@@ -24,7 +24,7 @@ def find_cycle(
     Args:
         accepts: Whether a cycle that has ended is accepted too.
     """
-    check_seeds(target(settings.target.name), settings)
+    check_seeds(target(settings), settings)
     config = configuration(settings)
     earlier_cycles = [
         cycle

@@ -22,6 +22,8 @@ from traced.inference.policies import Policy
 from traced.pipeline.context import Context
 from traced.rollouts.episodes import EpisodeJob, Limits, Origin, run_episodes, trajectory_id
 from traced.rollouts.step_limit import step_timeout_s
+from traced.targets.loading import DEFAULT_STEP_S
+from traced.targets.registry import Target
 
 BATCH = 32  # trajectories per transaction
 ROUNDS = 2  # runs of an episode before it counts as lost
@@ -63,9 +65,24 @@ class Player:
         return f"{self.model}+{hashlib.sha256(self.patch.encode()).hexdigest()[:12]}" if self.patch else self.model
 
 
-def split_jobs(split: str, seeds: Sequence[int], trials: int = 1) -> list[EpisodeJob]:
-    """Return one job per seed and trial; the task id is the seed."""
-    return [EpisodeJob(seed, trial, split, str(seed)) for seed in seeds for trial in range(trials)]
+def seed_jobs(seeds: Sequence[int], trials: int = 1) -> list[EpisodeJob]:
+    """Return one job per seed and trial of a synthetic environment; the task id is the seed."""
+    return [EpisodeJob(seed, trial, "", str(seed)) for seed in seeds for trial in range(trials)]
+
+
+def split_jobs(target: Target, split: str, seeds: Sequence[int], trials: int = 1) -> list[EpisodeJob]:
+    """Return one job per seed of a target's split and trial."""
+    return [EpisodeJob(seed, trial, split, target.division.task_id(seed)) for seed in seeds for trial in range(trials)]
+
+
+def first_jobs(target: Target, split: str, count: int) -> list[EpisodeJob]:
+    """Return ``count`` jobs on the first tasks of a split; a shorter list is played again, in further trials."""
+    seeds = target.splits[split]
+    return [
+        EpisodeJob(seed, trial, split, target.division.task_id(seed))
+        for trial in range(-(-count // len(seeds)))
+        for seed in seeds[: count - trial * len(seeds)]
+    ]
 
 
 async def model_policy(context: Context, model: str, temperature: float) -> Policy:
@@ -132,6 +149,18 @@ async def episodes(
     return [trajectories[key] for key in ids]
 
 
+def limits_of(context: Context, source: EpisodeSource) -> Limits:
+    """Return the limits of a source's episodes: those of the settings, and of the target what it says of itself."""
+    settings, target = context.settings, context.target
+    turns, concurrency, call_s = settings.collect.max_turns, settings.collect.concurrency, settings.sandbox.call_seconds
+    if source.name == target.name:
+        description = target.description
+        turns = description.max_turns or turns
+        concurrency = min(concurrency, description.concurrency or concurrency)
+        call_s = settings.target.step_s or description.step_s or max(DEFAULT_STEP_S, call_s)
+    return Limits(turns, concurrency, step_timeout_s(call_s))
+
+
 async def _run(
     context: Context,
     source: EpisodeSource,
@@ -143,9 +172,7 @@ async def _run(
     tick: Callable[[Trajectory | None], None],
 ) -> list[Trajectory]:
     """Run the episodes, store them as they end, and return those lost to infrastructure failures."""
-    settings = context.settings
-    step_s = step_timeout_s(settings.sandbox.call_seconds)
-    limits = Limits(settings.collect.max_turns, settings.collect.concurrency, step_s)
+    limits = limits_of(context, source)
     batch: list[Trajectory] = []
     failures: list[Trajectory] = []
     running = run_episodes(

@@ -25,7 +25,7 @@ from traced.inference.policies import Policy
 from traced.pipeline.adapter_files import check_version, serve_version
 from traced.pipeline.collect import count_successes
 from traced.pipeline.context import Context
-from traced.pipeline.episodes import BASE, episodes, model_policy, split_jobs
+from traced.pipeline.episodes import BASE, episodes, first_jobs, model_policy
 from traced.pipeline.promote import routable_adapters
 from traced.pipeline.routers import routers
 from traced.pipeline.train import job_for, with_servers
@@ -87,8 +87,8 @@ def stage_of(model: str) -> str:
 
 
 def test_jobs(context: Context) -> list[EpisodeJob]:
-    """Return jobs for the first seeds of the test split."""
-    return split_jobs("test", context.target.splits["test"][: context.settings.test.seeds])
+    """Return jobs for the first seeds of the test split; a list of tasks is played again if it is shorter."""
+    return first_jobs(context.target, "test", context.settings.test.seeds)
 
 
 async def on_test(context: Context, source: EpisodeSource, model: str, policy: Policy, title: str) -> list[Trajectory]:
@@ -164,7 +164,12 @@ async def grpo_on_target(context: Context, rollouts: int) -> None:
         context.settings,
         run_id=f"{context.cycle_id}/{ON_TARGET}",
         capability=ON_TARGET,
-        source={"target": context.target.name, "split": "train"},
+        source={
+            "target": context.target.name,
+            "split": "train",
+            "table": context.settings.target.model_dump_json(),
+            "data_dir": str(context.data_dir),
+        },
         model=context.model.path,
         out=context.run_dir / "training" / ON_TARGET,
         device=device,

@@ -22,10 +22,11 @@ from traced.evaluation.intervals import Pair, pair
 from traced.pipeline.adapter_files import check_version, serve_version
 from traced.pipeline.analyze import analysis_context
 from traced.pipeline.context import Context, RunningStage
-from traced.pipeline.episodes import BASE, Player, player_episodes, split_jobs
+from traced.pipeline.episodes import BASE, Player, player_episodes, seed_jobs, split_jobs
 from traced.pipeline.findings import label_capability
 from traced.pipeline.train import TRAINING_SEEDS
 from traced.rollouts.episodes import EpisodeJob
+from traced.targets.registry import Target
 
 GATE_SEEDS = TRAINING_SEEDS[1]  # a synthetic environment's gate seeds begin here
 
@@ -118,6 +119,24 @@ async def compare(
             ) from error
 
 
+def round_jobs(target: Target, round_number: int, seeds: int, trials: int) -> list[EpisodeJob]:
+    """Return a round's episodes on the gate split of a target, at least ``seeds`` times ``trials``.
+
+    Rounds never share seeds. A shorter list of tasks is played as a whole in every round, in trials of its own; the
+    interval counts the trials of a task as one cluster.
+    """
+    split = target.splits["gate"]
+    if target.division.tasks is None or seeds * round_number <= len(split):
+        start = split.start + (round_number - 1) * seeds
+        return split_jobs(target, "gate", range(start, start + seeds), trials)
+    trials_per_task = -(-seeds * trials // len(split))
+    return [
+        EpisodeJob(seed, trial, "gate", target.division.task_id(seed))
+        for seed in split
+        for trial in range((round_number - 1) * trials_per_task, round_number * trials_per_task)
+    ]
+
+
 @dataclass(frozen=True)
 class _Rounds:
     context: Context
@@ -130,11 +149,11 @@ class _Rounds:
         """Return the round's new pairs for the named comparisons."""
         pairs_by_comparison: dict[ComparisonName, Sequence[Pair]] = {}
         if "environment" in names:
-            baseline, candidate = await self._run_sides(self.environment, self._jobs(round_number, GATE_SEEDS, ""))
+            baseline, candidate = await self._run_sides(self.environment, self._environment_jobs(round_number))
             pairs_by_comparison["environment"] = pair(baseline, candidate)
         if "target" in names or "untouched" in names:
-            first = self.context.target.splits["gate"].start
-            jobs = self._jobs(round_number, first, "gate")
+            settings = self.context.settings.gate
+            jobs = round_jobs(self.context.target, round_number, settings.seeds, settings.trials)
             baseline, candidate = await self._run_sides(self.target, jobs)
             pairs = pair(baseline, candidate)
             # Untouched tasks are defined by the base model's own episodes, whatever the two sides are.
@@ -146,11 +165,11 @@ class _Rounds:
                 pairs_by_comparison["untouched"] = [matched for matched in pairs if matched.task_id in untouched]
         return pairs_by_comparison
 
-    def _jobs(self, round_number: int, first: int, split: str) -> list[EpisodeJob]:
+    def _environment_jobs(self, round_number: int) -> list[EpisodeJob]:
         settings = self.context.settings.gate
         # Rounds never share seeds: pairs of several rounds are pooled and must be independent.
-        start = first + (round_number - 1) * settings.seeds
-        return split_jobs(split, range(start, start + settings.seeds), settings.trials)
+        start = GATE_SEEDS + (round_number - 1) * settings.seeds
+        return seed_jobs(range(start, start + settings.seeds), settings.trials)
 
     async def _run_sides(
         self, source: EpisodeSource, jobs: list[EpisodeJob]

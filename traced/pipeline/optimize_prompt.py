@@ -29,7 +29,7 @@ from traced.core.errors import CapabilityError, StageError
 from traced.core.seeds import derive_seed
 from traced.pipeline.adapter_files import serve_version
 from traced.pipeline.context import Context, RunningStage
-from traced.pipeline.episodes import BASE, Player, player_episodes, split_jobs
+from traced.pipeline.episodes import BASE, Player, player_episodes, seed_jobs
 from traced.pipeline.gate import Sides, compare, gate, policy_of, stored_gate
 from traced.pipeline.train import job_for
 from traced.prompt_optimization.evolution import STAGE, Evolved, Plan, evolve, patch_in, question
@@ -153,7 +153,7 @@ class _EvolutionRun:
 
     async def play(self, patch: str, seeds: list[int]) -> list[Trajectory]:
         """Return an episode for each seed; episodes lost to infrastructure are played again."""
-        jobs = split_jobs("", list(dict.fromkeys(seeds)))
+        jobs = seed_jobs(list(dict.fromkeys(seeds)))
         for _ in range(TRIES):
             trajectories = await player_episodes(self.context, self.source, jobs, Player(BASE, patch), tokens=False)
             failures = [trajectory for trajectory in trajectories if trajectory.outcome is Outcome.INFRASTRUCTURE]

@@ -18,10 +18,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from sandbox.contract import Message, Task
+from sandbox.wire import OraclePlay
 from traced.config.profiles import BUNDLED
 from traced.config.settings import Settings
 from traced.core.checks import Finding, raise_first
@@ -37,7 +37,8 @@ from traced.inference.server_check import check_server
 from traced.jobs.devices import NvmlProbe, Readings
 from traced.jobs.idleness import suitable_devices
 from traced.pipeline.memory_check import MemoryCheck, has_gpu_engine
-from traced.targets.registry import target
+from traced.targets.play import gold_play
+from traced.targets.registry import Target, target
 
 if TYPE_CHECKING:
     from traced.training.footprint import Footprint, MetaModel
@@ -338,40 +339,28 @@ def oracle_size(subject: Subject) -> EpisodeSize | None:
         ConfigError: The target's environment or its oracle fails.
     """
     name = subject.settings.target.name
-    episode_target = target(name)
+    episode_target = target(subject.settings)
+    if not episode_target.description.gold:
+        return None
+    try:
+        plays = asyncio.run(_gold_plays(episode_target))
+    # The environment is the user's code.
+    except Exception as error:
+        raise ConfigError(
+            f"the oracle of the target {name} fails: {type(error).__name__}: {error}",
+            hint="correct oracle() or step() of the target's environment",
+        ) from error
     sizes = []
-    for seed in episode_target.splits["train"][:SEEDS]:
-        environment = episode_target.environment()
-        if not hasattr(environment, "oracle"):
-            return None
-        try:
-            task, messages = _oracle_episode(environment, seed)
-        except NotImplementedError:
-            return None
-        # The environment is the user's code.
-        except Exception as error:
-            raise ConfigError(
-                f"the oracle of the target {name} fails at seed {seed}: {type(error).__name__}: {error}",
-                hint="correct oracle() or step() of the target's environment",
-            ) from error
-        sizes.append(
-            EpisodeSize(
-                len(subject.chat_format.render(messages, task.tools)),
-                sum(message["role"] == "assistant" for message in messages),
-            )
-        )
+    for play in plays:
+        messages = [{"role": "system", "content": play.task.system}, *play.task.messages]
+        messages += [message for turn in play.turns for message in (turn.message, *turn.replies)]
+        sizes.append(EpisodeSize(len(subject.chat_format.render(messages, play.task.tools)), len(play.turns)))
     return EpisodeSize(max(size.tokens for size in sizes), max(size.turns for size in sizes))
 
 
-def _oracle_episode(environment: object, seed: int) -> tuple[Task, list[Message]]:
-    world: Any = environment
-    task: Task = world.reset(seed)
-    messages = [{"role": "system", "content": task.system}, *task.messages]
-    for turn, message in enumerate(world.oracle()):
-        messages += [message, *world.step(message)]
-        if world.done or turn + 1 == MAX_TURNS:
-            break
-    return task, messages
+async def _gold_plays(episode_target: Target) -> list[OraclePlay]:
+    async with episode_target.source() as source:
+        return [await gold_play(source, seed, MAX_TURNS) for seed in episode_target.splits["train"][:SEEDS]]
 
 
 def _episode(subject: Subject) -> Finding:

@@ -226,7 +226,8 @@ FAULT_BY_ERROR = {
     "ModelUnavailable": FaultAttribution.INFRASTRUCTURE,
     "ModelRefused": FaultAttribution.INFRASTRUCTURE,
     "LlmError": FaultAttribution.INFRASTRUCTURE,
-    # traced.rollouts.errors
+    # traced.targets.errors: a target that cannot be loaded is not the fault of a capability
+    "TargetFault": FaultAttribution.INFRASTRUCTURE,
     "SimulatorError": FaultAttribution.UNCLEAR,
     # traced.core.errors
     "CapabilityError": FaultAttribution.ANSWER,

@@ -1,9 +1,5 @@
 """Errors around an episode, and the one boundary where such a failure is attributed to engine, sandbox or simulator.
 
-TracedError
-└── RolloutError
-    └── SimulatorError    the user simulator failed; the episode ends as infrastructure
-
 Agent mistakes are not errors: they are data that the environment answers.
 """
 
@@ -11,16 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import StrEnum
 
-from traced.core.errors import TracedError
 from traced.inference.errors import ContextLengthError
-
-
-class RolloutError(TracedError):
-    """A rollout failed."""
-
-
-class SimulatorError(RolloutError):
-    """The user simulator of an environment failed."""
+from traced.targets.errors import SimulatorError, TargetFault
 
 
 class Fault(StrEnum):
@@ -28,6 +16,7 @@ class Fault(StrEnum):
 
     ENGINE = "engine_error"
     SANDBOX = "sandbox_error"
+    TARGET = "target_error"
     SIMULATOR = "simulator_error"
 
 
@@ -52,6 +41,8 @@ def attribute(fault: Fault, activity: str) -> Iterator[None]:
         raise
     except SimulatorError as error:
         raise Infrastructure(Fault.SIMULATOR, f"{activity}: {error}") from error
+    except TargetFault as error:
+        raise Infrastructure(Fault.TARGET, f"{activity}: {error}") from error
     except TimeoutError as error:
         raise Infrastructure(fault, f"{activity}: no answer in time {error}".rstrip()) from error
     # The only broad handler: behind it run engines and environments, and any exception of theirs is an

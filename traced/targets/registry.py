@@ -1,101 +1,190 @@
-"""The target environments by name, and their episodes, which run in this process.
+"""The targets by name, and the target of the settings.
 
-Bundled and adapted targets are trusted code. Every call of an environment runs on a thread of the source's own pool,
-so a blocking step delays neither the event loop nor other episodes. Not covered: isolation
-(``sandbox.client.SandboxSource``), stopping a step that hangs, and targets that consist of recorded traces only.
+A name stands for the bundled ``desk``, for a benchmark that traced has an adapter for (``traced.targets.bundled``), for
+a table that ``traced target add`` has written (``DIR/targets/NAME.toml``), or for a package's entry point of the group
+``traced.targets``, whose value is ``module:function``. With ``target.kind`` the settings themselves say what it is.
+
+How it fails: ``ConfigError`` for settings that name no target; ``TargetFault`` if it cannot be loaded.
 """
 
-import asyncio
+import sys
+import tomllib
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from types import TracebackType
-from typing import TYPE_CHECKING, ParamSpec, Self, TypeVar
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, replace
+from functools import partial
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import TYPE_CHECKING
 
-from sandbox.contract import Environment, Message, Score, Task
-from sandbox.episodes import Episode, Step
+from sandbox.client import SandboxSource
+from sandbox.episodes import EpisodeSource
+from sandbox.policy import SandboxLimits
 from traced.core.errors import ConfigError
+from traced.core.ownership import sandbox_owner
 from traced.targets import desk
+from traced.targets.bundled import BUNDLED
+from traced.targets.description import Description, Division, divide
+from traced.targets.loading import factory_file, file_description, launch, process_description
+from traced.targets.local import LocalSource
+from traced.targets.process import ProcessSource, User
 
 if TYPE_CHECKING:
-    from traced.config.settings import Settings
+    from traced.config.settings import Settings, TargetSection
 
-THREADS = 64
-
-P = ParamSpec("P")
-T = TypeVar("T")
-
-
-class LocalSource:
-    """An ``EpisodeSource`` that runs environments, created by ``factory``, in this process."""
-
-    def __init__(self, name: str, factory: Callable[[], Environment], *, threads: int = THREADS) -> None:
-        self._name = name
-        self._factory = factory
-        self._pool = ThreadPoolExecutor(threads, thread_name_prefix=f"episodes-{name}")
-
-    @property
-    def name(self) -> str:
-        """Return the source's name in trajectories."""
-        return self._name
-
-    def episode(self) -> Episode:
-        """Return a fresh environment, not yet reset."""
-        return _LocalEpisode(self._factory(), self._pool)
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        # Waiting could block for ever: a hanging step cannot be stopped.
-        self._pool.shutdown(wait=False, cancel_futures=True)
-
-
-class _LocalEpisode:
-    def __init__(self, environment: Environment, pool: ThreadPoolExecutor) -> None:
-        self._environment = environment
-        self._pool = pool
-
-    async def reset(self, seed: int) -> Task:
-        return await self._call(self._environment.reset, seed)
-
-    async def step(self, message: Message) -> Step:
-        return await self._call(self._step, message)
-
-    async def score(self) -> Score:
-        return await self._call(self._environment.score)
-
-    async def close(self) -> None:
-        """Do nothing: only the environment object itself is held."""
-
-    def _step(self, message: Message) -> Step:
-        return Step(self._environment.step(message), self._environment.done)
-
-    async def _call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._pool, lambda: function(*args, **kwargs))
-
-
-SPLITS = ("train", "gate", "test")
+GROUP = "traced.targets"  # of entry points
+FOLDER = "targets"  # in the data directory
 
 
 @dataclass(frozen=True)
 class Target:
-    """A target: its seeds by split, its environment, and, for reports only, the capabilities that a task needs."""
+    """A target: its splits, what it says of itself, its episodes, and, for reports only, what a task needs."""
 
     name: str
-    splits: Mapping[str, range]
-    environment: Callable[[], Environment]
-    needed_capabilities: Callable[[int], set[str]]
+    division: Division
+    description: Description
+    open_source: Callable[[User | None], AbstractAsyncContextManager[EpisodeSource]]
+    needed_capabilities: Callable[[str], set[str]] = lambda _: set()
 
-    def source(self) -> LocalSource:
-        """Return its episodes, run in this process."""
-        return LocalSource(self.name, self.environment)
+    @property
+    def splits(self) -> Mapping[str, range]:
+        """Return the seeds of each split."""
+        return self.division.splits
+
+    def source(self, user: User | None = None) -> AbstractAsyncContextManager[EpisodeSource]:
+        """Return the source of its episodes; ``user`` speaks to the agent if the target's user is a model."""
+        return self.open_source(user)
+
+
+DESK = Target(
+    "desk",
+    Division(desk.SPLITS),
+    Description(gold=True),
+    lambda _: LocalSource("desk", desk.Desk),
+    lambda task: desk.needed_capabilities(int(task)),
+)
+
+
+def target(settings: "Settings", *, refresh: bool = False) -> Target:
+    """Return the target of the settings; blocks and raises as ``find_target``."""
+    limits = SandboxLimits(**settings.sandbox.model_dump())
+    return find_target(
+        settings.target, settings.data_dir, limits, partial(sandbox_owner, settings.data_dir), refresh=refresh
+    )
+
+
+def find_target(
+    section: "TargetSection", data_dir: Path, limits: SandboxLimits, owner: Callable[[], str], *, refresh: bool = False
+) -> Target:
+    """Return the target of a table of settings.
+
+    Blocks while a target of another interpreter is started to describe itself, which happens once.
+
+    Args:
+        limits: Of the container of a file that is not trusted; ``owner`` returns its label.
+        anew: Whether a process describes itself again.
+
+    Raises:
+        ConfigError: The table names no target, or it describes itself wrongly.
+        TargetFault: It cannot be loaded.
+    """
+    if not section.kind:
+        if section.name == DESK.name:
+            return DESK
+        section = table_of(section, data_dir)
+    if section.kind == "recorded":
+        raise ConfigError(
+            f"no episode of the target {section.name} can be played: it has recorded conversations only"
+            ' (target.kind = "recorded")',
+            hint='target.kind = "file" or "python", for a target that can be played',
+        )
+    if not section.factory:
+        raise ConfigError("target.factory is empty", hint='target.factory = "FILE.py" or "module:function"')
+    if section.kind == "file" and not section.trusted:
+        return _sandboxed(section, limits, owner)
+    start_options = launch(section, data_dir)
+    description = process_description(section.name, start_options, data_dir, refresh=refresh)
+    if description.step_s and not section.step_s:
+        start_options = start_options.with_step_s(description.step_s)
+    division = divide(section.name, description, section.split_seed)
+    return Target(
+        section.name,
+        division,
+        description,
+        lambda user: ProcessSource(section.name, start_options, division.tasks, user, description),
+    )
+
+
+def _sandboxed(section: "TargetSection", limits: SandboxLimits, owner: Callable[[], str]) -> Target:
+    file = factory_file(section.factory)
+    if file is None:
+        raise ConfigError(f"target.factory is {section.factory!r}; it must be FILE.py", hint='target.kind = "python"')
+    description = file_description(section.name, file)
+    source_code = file.read_text(encoding="utf-8")
+    if description.step_s and not section.step_s:
+        limits = replace(limits, call_seconds=description.step_s)
+    return Target(
+        section.name,
+        divide(section.name, description, section.split_seed),
+        description,
+        lambda _: SandboxSource(source_code, limits=limits, name=section.name, owner=owner()),
+    )
+
+
+def target_names(data_dir: Path) -> dict[str, str]:
+    """Return every name that ``target.name`` may have, with a line on what it is."""
+    names = {DESK.name: "bundled: a shop's service desk; runs anywhere"}
+    for name, bundled in BUNDLED.items():
+        missing = "" if bundled.python.exists() else " (not installed: make targets)"
+        names[name] = bundled.title + missing
+    names |= {point.name: f"entry point {point.value}" for point in entry_points(group=GROUP)}
+    names |= {file.stem: f"added: {file}" for file in sorted((data_dir / FOLDER).glob("*.toml"))}
+    return names
+
+
+def table_of(section: "TargetSection", data_dir: Path) -> "TargetSection":
+    """Return the table that the name of ``section`` stands for; raises ``ConfigError``."""
+    overrides = section.model_dump(exclude_defaults=True)
+    file = data_dir / FOLDER / f"{section.name}.toml"
+    if file.exists():
+        values = {**_read(file), **overrides}
+    elif section.name in BUNDLED:
+        bundled = BUNDLED[section.name]
+        if not section.python and not bundled.python.exists():
+            raise ConfigError(
+                f"the target {section.name} is not installed: {bundled.python} is missing",
+                hint="make targets, or target.python = the interpreter that it is installed in",
+            )
+        options = [f"{key}={value}" for key, value in bundled.options.items()]
+        values = {
+            "kind": "python",
+            "factory": bundled.factory,
+            "python": str(bundled.python),
+            "options": options,
+            **overrides,
+        }
+    else:
+        points = [point for point in entry_points(group=GROUP) if point.name == section.name]
+        if not points:
+            raise ConfigError(
+                f"unknown target {section.name!r}; known: {', '.join(target_names(data_dir))}",
+                hint="traced target add, or target.kind for a target of your own",
+            )
+        values = {"kind": "python", "factory": points[0].value, "python": sys.executable, **overrides}
+    return type(section)(**values)
+
+
+def _read(file: Path) -> dict[str, object]:
+    try:
+        return tomllib.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{file} cannot be read: {error}", hint="traced target add, which writes it anew") from error
 
 
 def check_seeds(checked_target: Target, settings: "Settings") -> None:
-    """Raise ``ConfigError`` if the settings need more seeds than a split has."""
+    """Raise ``ConfigError`` if the settings need more seeds than a split has; a list of tasks is played in trials."""
+    if checked_target.division.tasks is not None:
+        return
     # Beyond its end a split would run into the next one, and train on test tasks.
     requirements = {
         "collect.episodes": ("train", settings.collect.episodes),
@@ -109,16 +198,3 @@ def check_seeds(checked_target: Target, settings: "Settings") -> None:
                 f"{key} is {seeds}, but the {split} split of {checked_target.name} has {available} seeds",
                 hint=f"lower {key.partition(' ')[0]}",
             )
-
-
-TARGETS = {"desk": Target("desk", desk.SPLITS, desk.Desk, desk.needed_capabilities)}
-
-
-def target(name: str) -> Target:
-    """Return the target of this name; raises ``ConfigError``."""
-    if name not in TARGETS:
-        raise ConfigError(
-            f"unknown target {name!r}; known: {', '.join(TARGETS)}",
-            hint='set target.name = "desk" in traced.toml',
-        )
-    return TARGETS[name]

@@ -69,7 +69,7 @@ class TrainingJob:
 
     run_id: str
     capability: str  # also names the adapter's target in reports; free text for --compare
-    environment_source: dict[str, str]  # {"environment": path of the .py} or {"target": "desk", "split": "train"}
+    environment_source: dict[str, str]  # {"environment": FILE} or {"target": NAME, ...}
     model_path: str
     out_dir: str
     seed: int = 0
@@ -111,11 +111,11 @@ class TrainingJob:
     tags: dict[str, str] = field(default_factory=dict)  # ids for them: cycle, capability, environment, run
 
     def __post_init__(self) -> None:
-        kinds = [{"environment"}, {"target"}, {"target", "split"}]
-        if set(self.environment_source) not in kinds:
+        keys = set(self.environment_source)
+        if keys != {"environment"} and not {"target"} <= keys <= {"target", "split", "table", "data_dir"}:
             raise JobError(
                 f"environment_source is {self.environment_source!r}; "
-                'it must be {"environment": FILE} or {"target": NAME, "split": SPLIT}'
+                'it must be {"environment": FILE} or {"target": NAME}, with "split", "table" and "data_dir" if need be'
             )
         if self.rollouts < 2:
             raise JobError(f"rollouts is {self.rollouts}; a group needs at least 2 rollouts")
@@ -300,9 +300,14 @@ def open_source(job: TrainingJob) -> AbstractAsyncContextManager[Any]:
         source_code = Path(job.environment_source["environment"]).read_text(encoding="utf-8")
         limits = SandboxLimits(**cast(dict[str, Any], job.limits))
         return SandboxSource(source_code, limits=limits, owner=job.owner)
-    from traced.targets.registry import target
+    from sandbox.policy import SandboxLimits
+    from traced.config.settings import TargetSection
+    from traced.targets.registry import find_target
 
-    chosen_target = target(job.environment_source["target"])
+    table = json.loads(job.environment_source.get("table", "{}"))
+    section = TargetSection(**{"name": job.environment_source["target"], **table})
+    data_dir = Path(job.environment_source.get("data_dir", "."))
+    chosen_target = find_target(section, data_dir, SandboxLimits(**cast(dict[str, Any], job.limits)), lambda: job.owner)
     split = job.environment_source.get("split", "train")
     if split not in chosen_target.splits:
         raise JobError(

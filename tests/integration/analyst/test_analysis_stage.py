@@ -35,7 +35,7 @@ from traced.pipeline.episodes import BASE, Player
 from traced.pipeline.findings import compare
 from traced.processes.job import FaultAttribution, JobOutcome, attribute_fault, describe
 from traced.targets.desk import demonstrate
-from traced.targets.registry import target
+from traced.targets.registry import DESK
 
 CYCLE, EPISODES, RUNS = "desk-1", 24, 2
 CANARIES = ("canary-part", "canary-detail", "canary-id")
@@ -60,7 +60,7 @@ def context(tmp_path: Path) -> Iterator[Context]:
     with write_session(store) as session:
         save_cycle(session, Cycle(CYCLE, "desk", "bundled", 0, {}, CycleState.RUNNING, T0))
         save_trajectories(session, [episode(number) for number in range(EPISODES)])
-    yield Context(load_settings(tmp_path), store, target("desk"), ModelFiles("tiny", tmp_path), CYCLE, NOTHING, Meter())
+    yield Context(load_settings(tmp_path), store, DESK, ModelFiles("tiny", tmp_path), CYCLE, NOTHING, Meter())
     store.dispose()
 
 

@@ -22,7 +22,7 @@ from traced.core.progress import Progress
 from traced.core.resources import Meter
 from traced.pipeline.context import Context, open_context
 from traced.pipeline.train import job_for, with_servers
-from traced.targets.registry import LocalSource
+from traced.targets.local import LocalSource
 from traced.training import grpo
 from traced.training.device import ON_CPU
 from traced.training.drift import Source

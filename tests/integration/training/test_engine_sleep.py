@@ -21,7 +21,7 @@ from tests.unit.training.bandit import Bandit
 from traced.inference.engine_process import EngineProcess, start_embedded
 from traced.inference.errors import ModelError
 from traced.inference.model_files import BUNDLED
-from traced.targets.registry import LocalSource
+from traced.targets.local import LocalSource
 from traced.training import grpo, trainer
 from traced.training.errors import EngineLost, TrainerDied, WrongPolicy
 from traced.training.job import TrainingJob

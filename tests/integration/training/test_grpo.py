@@ -22,7 +22,7 @@ from tests.unit.training.bandit import Bandit
 from tests.unit.training.tiny import save_model
 from traced.core.errors import DiskError
 from traced.inference.generation import Generation, Request
-from traced.targets.registry import LocalSource
+from traced.targets.local import LocalSource
 from traced.training import grpo
 from traced.training import trainer as trainer_module
 from traced.training.drift import Source, judge

@@ -20,7 +20,7 @@ from tests.unit.training.bandit import Bandit
 from tests.unit.training.tiny import save_model
 from traced.inference.engine_process import EngineProcess, start_embedded
 from traced.inference.errors import EngineError
-from traced.targets.registry import LocalSource
+from traced.targets.local import LocalSource
 from traced.training import grpo
 from traced.training.drift import Source
 from traced.training.errors import WrongPolicy

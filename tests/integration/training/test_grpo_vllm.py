@@ -21,7 +21,7 @@ from traced.inference.client import EngineClient
 from traced.inference.engine_process import EngineProcess
 from traced.inference.model_files import BUNDLED
 from traced.inference.start import start
-from traced.targets.registry import LocalSource
+from traced.targets.local import LocalSource
 from traced.training import grpo
 from traced.training.drift import Source
 from traced.training.job import TrainingJob

@@ -24,7 +24,7 @@ from traced.inference.model_files import ModelFiles
 from traced.pipeline.context import Context
 from traced.pipeline.cycles import find_cycle
 from traced.pipeline.synthesize import stored_attempt
-from traced.targets.registry import target
+from traced.targets.registry import DESK
 
 NAME = CAPABILITY.name
 SEED = 40
@@ -38,7 +38,7 @@ def context(tmp_path: Path) -> Iterator[Context]:
         save_capabilities(session, "c1", [CAPABILITY])
     settings = load_settings(tmp_path, {"seed": SEED, "synthesis.candidates": 3})
     progress = Progress(Console(file=StringIO()))
-    yield Context(settings, store, target("desk"), ModelFiles("tiny", tmp_path), "c1", progress, Meter())
+    yield Context(settings, store, DESK, ModelFiles("tiny", tmp_path), "c1", progress, Meter())
     store.dispose()
 
 

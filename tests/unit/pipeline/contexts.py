@@ -16,7 +16,7 @@ from traced.core.progress import Progress
 from traced.core.resources import Meter
 from traced.inference.model_files import ModelFiles
 from traced.pipeline.context import Context
-from traced.targets.registry import target
+from traced.targets.registry import DESK
 
 
 @contextmanager
@@ -29,5 +29,5 @@ def context_with_chain(folder: Path, overrides: Mapping[str, object]) -> Iterato
         session.execute(update(AdapterRow).values(path=version.path, files=version.files))
     progress = Progress(Console(file=StringIO()))
     settings = load_settings(folder, dict(overrides))
-    yield Context(settings, store, target("desk"), ModelFiles("tiny", folder), "c1", progress, Meter())
+    yield Context(settings, store, DESK, ModelFiles("tiny", folder), "c1", progress, Meter())
     store.dispose()

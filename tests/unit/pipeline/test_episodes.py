@@ -15,7 +15,7 @@ from traced.pipeline.context import Context
 from traced.pipeline.episodes import episodes
 from traced.rollouts.episodes import EpisodeJob
 from traced.rollouts.step_limit import step_timeout_s
-from traced.targets.registry import target
+from traced.targets.registry import DESK
 
 JOBS = [EpisodeJob(seed, 0, "train", str(seed)) for seed in range(6)]
 
@@ -44,7 +44,7 @@ def context(tmp_path: Path) -> Iterator[Context]:
 async def play(context: Context, policy: UnsteadyPolicy) -> tuple[list[Trajectory], int]:
     """Return the trajectories, and the number of reported ones."""
     ticks: list[Trajectory | None] = []
-    async with target("desk").source() as source:
+    async with DESK.source() as source:
         trajectories = await episodes(context, source, JOBS, policy, model="base", temperature=1.0, tick=ticks.append)
     return trajectories, len(ticks)
 

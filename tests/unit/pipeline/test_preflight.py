@@ -24,6 +24,7 @@ from traced.pipeline.preflight import check_cycle, findings, model_checks, needs
 from traced.processes.child import Reporter
 from traced.routing.hidden_state import as_json
 from traced.routing.router_files import classifier_file
+from traced.targets.desk import Desk
 
 GIB = 2**30
 NAMES = [
@@ -131,12 +132,12 @@ def test_a_missing_tracker_is_refused_before_the_training(monkeypatch: pytest.Mo
 def test_an_oracle_that_fails_is_named_and_not_taken_for_none(
     monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
-    def fail(_: object, seed: int) -> None:
+    def fail(_: object) -> None:
         raise error
 
-    monkeypatch.setattr(preflight, "_oracle_episode", fail)
+    monkeypatch.setattr(Desk, "oracle", fail)
     result = by_name(list(findings(settings())))["preflight"]
-    assert (result.ok, "the oracle of the target desk fails at seed" in result.seen) == (False, True)
+    assert (result.ok, "the oracle of the target desk fails" in result.seen) == (False, True)
     assert type(error).__name__ in result.seen
 
 

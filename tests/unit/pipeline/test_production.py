@@ -33,7 +33,7 @@ from traced.pipeline.findings import contrast_findings
 from traced.pipeline.report import gather
 from traced.pipeline.synthesize import lacking_openings
 from traced.targets.desk import demonstrate
-from traced.targets.registry import target
+from traced.targets.registry import DESK
 
 CYCLE, EPISODES = "desk-1", 90
 LATE = 10_000
@@ -64,7 +64,7 @@ def context(tmp_path: Path) -> Iterator[Context]:
         )
     settings = load_settings(tmp_path, {"analysis.runs": 2})
     progress = Progress(Console(file=StringIO()))
-    yield Context(settings, store, target("desk"), ModelFiles("tiny", tmp_path), CYCLE, progress, Meter())
+    yield Context(settings, store, DESK, ModelFiles("tiny", tmp_path), CYCLE, progress, Meter())
     store.dispose()
 
 

@@ -20,7 +20,7 @@ from traced.core.resources import Meter
 from traced.inference.model_files import ModelFiles
 from traced.pipeline.context import Context
 from traced.pipeline.promote import decide, promote, routable_adapters
-from traced.targets.registry import target
+from traced.targets.registry import DESK
 
 OWN_ADAPTERS, EARLIER, FOREIGN = "error-recovery@v1", "dates@v1", "tools@v1"
 
@@ -41,7 +41,7 @@ def context(tmp_path: Path) -> Iterator[Context]:
             promotions.save_approval(session, Approval(name, Decision.APPROVED, "ann", hour(2)))
             promotions.promote(session, name, actor="ann", at=hour(3))
     progress = Progress(Console(file=StringIO()))
-    yield Context(load_settings(tmp_path), store, target("desk"), ModelFiles("m", tmp_path), "c1", progress, Meter())
+    yield Context(load_settings(tmp_path), store, DESK, ModelFiles("m", tmp_path), "c1", progress, Meter())
     store.dispose()
 
 

@@ -33,7 +33,7 @@ from traced.inference.errors import (
 )
 from traced.llm.connection import LlmError
 from traced.processes.job import FAULT_BY_ERROR, FaultAttribution, JobOutcome, StartError, attribute_fault, describe
-from traced.rollouts.errors import SimulatorError
+from traced.targets.errors import SimulatorError, TargetFault
 from traced.training.errors import EngineLost, EnvironmentFailed, JobChangedError, JobError, TrainerDied, TrainingError
 
 INPUT, UNCLEAR, INFRASTRUCTURE, ANSWER, NOBODY = FaultAttribution
@@ -66,6 +66,7 @@ ERRORS: list[tuple[Exception, FaultAttribution]] = [
     (StoreVersionError("newer"), INFRASTRUCTURE),
     (ConfigError("unknown key"), INFRASTRUCTURE),
     (StartError("no more processes"), INFRASTRUCTURE),
+    (TargetFault("it cannot be loaded"), INFRASTRUCTURE),
     # something shared died
     (EngineError("gone"), UNCLEAR),
     (WorkerDied(137, oom=False), UNCLEAR),

@@ -232,10 +232,10 @@ def test_a_rollback_is_refused_if_what_it_would_restore_was_rejected_meanwhile(s
 
 
 def test_decisions_on_other_capabilities_change_no_tag(session: Session, tmp_path: Path) -> None:
-    before = tag_of(session)
+    tag = tag_of(session)
     session.execute(update(AdapterRow).where(col(AdapterRow.name) == SECOND).values(capability="other"))
     approve(session, ANN, SECOND)
-    assert tag_of(session) == before
+    assert tag_of(session) == tag
 
 
 def test_repeating_a_rollback_without_a_name_undoes_nothing_else(session: Session) -> None:

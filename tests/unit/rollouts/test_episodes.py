@@ -15,8 +15,8 @@ from traced.inference.client import Completion
 from traced.inference.errors import ContextLengthError, EngineError
 from traced.inference.policies import Policy
 from traced.rollouts.episodes import EpisodeJob, Limits, run_episodes
-from traced.rollouts.errors import SimulatorError
-from traced.targets.registry import LocalSource
+from traced.targets.errors import SimulatorError
+from traced.targets.local import LocalSource
 
 
 def jobs(count: int) -> list[EpisodeJob]:

@@ -1,12 +1,25 @@
+"""Which target the settings mean, and the errors for settings that mean none."""
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
 import pytest
 
 from traced.config.settings import load_settings
 from traced.core.errors import ConfigError
-from traced.targets.registry import check_seeds, target
+from traced.targets import loading
+from traced.targets.errors import TargetFault
+from traced.targets.process import MainProcess
+from traced.targets.registry import DESK, check_seeds, target, target_names
+
+WORLDS = Path(__file__).with_name("worlds.py")
+PYTHON = {"target.kind": "python", "target.factory": "a:b"}
 
 
 def test_the_defaults_fit() -> None:
-    check_seeds(target("desk"), load_settings())
+    check_seeds(DESK, load_settings())
 
 
 @pytest.mark.parametrize(
@@ -19,4 +32,149 @@ def test_the_defaults_fit() -> None:
 )
 def test_no_split_runs_into_the_next(settings: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        check_seeds(target("desk"), load_settings(overrides=settings))
+        check_seeds(DESK, load_settings(overrides=settings))
+
+
+def python(tmp_path: Path, world: str = "WithTasks", **keys: Any) -> dict[str, Any]:
+    table = {"name": "acme", "kind": "python", "factory": f"{WORLDS}:{world}", **keys}
+    return {f"target.{key}": value for key, value in table.items()}
+
+
+def test_a_list_of_tasks_needs_no_endless_seeds(tmp_path: Path) -> None:
+    settings = load_settings(tmp_path, python(tmp_path))
+    acme = target(settings)
+    assert [acme.division.task_id(seed) for seed in acme.splits["test"]] != []
+    check_seeds(acme, settings)
+
+
+def test_a_target_describes_itself_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = target(load_settings(tmp_path, python(tmp_path)))
+
+    def refuse(*_: object) -> None:
+        raise AssertionError("the process was started again")
+
+    monkeypatch.setattr(MainProcess, "start_blocking", refuse)
+    assert target(load_settings(tmp_path, python(tmp_path))).division == first.division
+    with pytest.raises(AssertionError):
+        target(load_settings(tmp_path, python(tmp_path, options=["licence=MIT"])))
+
+
+async def test_a_changed_package_is_noticed_when_its_process_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "data.txt").write_text("a b c d")
+    module = "class Data:\n    description = {'tasks': {'all': open('data.txt').read().split()}}\n"
+    (tmp_path / "data_world.py").write_text(module + "    def environment(self): ...\n")
+    monkeypatch.chdir(tmp_path)
+    settings = load_settings(tmp_path, python(tmp_path) | {"target.factory": "data_world:Data"})
+    former = target(settings)
+    (tmp_path / "data.txt").write_text("a b c e")
+    with pytest.raises(TargetFault, match="the target acme describes itself otherwise than before") as info:
+        async with target(settings).source():
+            pass
+    assert info.value.hint.startswith("traced target check acme")
+    latter = target(settings, refresh=True)
+    assert set(former.division.tasks or ()) ^ set(latter.division.tasks or ()) == {"d", "e"}
+    async with target(settings).source():
+        pass
+
+
+def test_options_reach_the_factory(tmp_path: Path) -> None:
+    options = ["max_turns=40", "licence=MIT", "privileged=true", 'source="a=b"']
+    description = target(load_settings(tmp_path, python(tmp_path, options=options))).description
+    assert (description.max_turns, description.licence) == (40, "MIT")
+    assert (description.privileged, description.source) == (True, "a=b")
+
+
+def test_a_module_is_imported_from_the_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "my_worlds.py").write_text(WORLDS.read_text())
+    monkeypatch.chdir(tmp_path)
+    assert target(load_settings(tmp_path, python(tmp_path) | {"target.factory": "my_worlds:Echo"})).description.gold
+
+
+def test_a_trusted_file_is_a_target_of_seeds(tmp_path: Path) -> None:
+    file = tmp_path / "world.py"
+    file.write_text(WORLDS.read_text() + "\n\nclass Environment(Echo):\n    description = {'max_turns': 5}\n")
+    overrides = {"target.name": "mine", "target.kind": "file", "target.factory": str(file), "target.trusted": True}
+    mine = target(load_settings(tmp_path, overrides))
+    assert (mine.name, mine.description.max_turns, mine.division.tasks) == ("mine", 5, None)
+
+
+def test_a_file_for_the_sandbox_is_described_without_running_it(tmp_path: Path) -> None:
+    file = tmp_path / "world.py"
+    file.write_text(
+        "raise SystemExit\nclass Environment:\n    description = {'max_turns': 5}\n    def oracle(self): yield\n"
+    )
+    overrides = {"target.name": "mine", "target.kind": "file", "target.factory": str(file)}
+    description = target(load_settings(tmp_path, overrides)).description
+    assert (description.max_turns, description.gold) == (5, True)
+
+
+def test_added_targets_and_entry_points_have_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "targets").mkdir()
+    (tmp_path / "targets" / "acme.toml").write_text(f'kind = "python"\nfactory = "{WORLDS}:Echo"\n')
+    package = tmp_path / "site" / "acme_worlds-1.dist-info"
+    package.mkdir(parents=True)
+    (package / "METADATA").write_text("Metadata-Version: 2.1\nName: acme-worlds\nVersion: 1\n")
+    (package / "entry_points.txt").write_text("[traced.targets]\npackaged = packaged_worlds:WithTasks\n")
+    (tmp_path / "site" / "packaged_worlds.py").write_text(WORLDS.read_text())
+    monkeypatch.syspath_prepend(str(tmp_path / "site"))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path / "site"), os.environ.get("PYTHONPATH", "")]))
+    names = target_names(tmp_path)
+    assert {"desk", "tau2:airline", "bfcl:multi-turn", "acme", "packaged"} <= set(names)
+    assert target(load_settings(tmp_path, {"target.name": "acme"})).division.tasks is None
+    packaged = target(load_settings(tmp_path, {"target.name": "packaged"}))
+    assert packaged.division.tasks is not None
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message", "hint"),
+    [
+        ({"target.name": "acme"}, "unknown target 'acme'; known: desk, tau2:telecom-solo", "traced target add"),
+        ({"target.kind": "recorded"}, "no episode of the target desk can be played", "target.kind"),
+        ({"target.kind": "python"}, "target.factory is empty", "target.factory"),
+        (
+            {"target.kind": "python", "target.factory": "a:b", "target.python": "/no/python"},
+            "is missing",
+            "target.python",
+        ),
+        (
+            {"target.kind": "python", "target.factory": "/no/file.py:f"},
+            "the file of the target desk is missing",
+            "target.factory",
+        ),
+        ({"target.kind": "file", "target.factory": "/no/file.py"}, "cannot be read", "target.factory"),
+        ({"target.kind": "file", "target.factory": "module:f"}, "it must be FILE.py", 'target.kind = "python"'),
+        (
+            {**PYTHON, "target.options": ["x"]},
+            "'x', which is not KEY=VALUE",
+            "target.options",
+        ),
+        ({"target.kind": "Python"}, "target.kind", ""),
+    ],
+)
+def test_settings_that_name_no_target(tmp_path: Path, overrides: dict[str, Any], message: str, hint: str) -> None:
+    with pytest.raises(ConfigError, match=message) as info:
+        target(load_settings(tmp_path, overrides))
+    assert (info.value.hint or "").startswith(hint)
+
+
+def test_a_benchmark_that_is_not_installed_says_how(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("traced.targets.bundled.ENVIRONMENTS", tmp_path)
+    with pytest.raises(ConfigError, match="the target tau2:airline is not installed") as info:
+        target(load_settings(tmp_path, {"target.name": "tau2:airline"}))
+    assert info.value.hint.startswith("make targets")
+
+
+def test_a_factory_that_raises_is_named(tmp_path: Path) -> None:
+    with pytest.raises(TargetFault, match="OSError: no database"):
+        target(load_settings(tmp_path, python(tmp_path, "fail_to_load")))
+    assert not list(tmp_path.glob("targets/**/*.json"))
+
+
+def test_the_file_of_a_factory() -> None:
+    files = {factory: loading.factory_file(factory) for factory in ("a/b.py", "a/b.py:f", "package.pyx:f", "module:f")}
+    assert files["a/b.py"] == files["a/b.py:f"] == Path("a/b.py")
+    assert files["module:f"] is None
+    assert files["package.pyx:f"] is None
+    assert sys.executable

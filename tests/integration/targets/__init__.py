@@ -1,0 +1,1 @@
+"""Targets that are packages of others."""

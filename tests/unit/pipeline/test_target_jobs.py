@@ -1,0 +1,59 @@
+"""Which episodes the stages play on a target of seeds, and on a list of tasks that is shorter than they ask for."""
+
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager
+from typing import Any
+
+import pytest
+
+from traced.pipeline.episodes import first_jobs, split_jobs
+from traced.pipeline.gate import round_jobs
+from traced.rollouts.episodes import EpisodeJob
+from traced.targets.description import Description, divide
+from traced.targets.registry import DESK, Target
+
+
+def target_with_tasks(count: int) -> Target:
+    tasks = {"train": tuple(f"a{n}" for n in range(count)), "gate": tuple(f"g{n}" for n in range(count))}
+    description = Description({**tasks, "test": tuple(f"t{n}" for n in range(count))})
+
+    def closed(_: object) -> AbstractAsyncContextManager[Any]:
+        raise AssertionError("no episode is played")
+
+    return Target("listed", divide("listed", description, 0), description, closed)
+
+
+def ids(jobs: Sequence[EpisodeJob]) -> list[tuple[str, int]]:
+    return [(job.task_id, job.trial) for job in jobs]
+
+
+def test_seeds_are_their_own_ids() -> None:
+    assert ids(split_jobs(DESK, "train", [3, 4])) == [("3", 0), ("4", 0)]
+    assert ids(first_jobs(DESK, "test", 2)) == [("150000", 0), ("150001", 0)]
+
+
+def test_a_short_list_is_played_again() -> None:
+    jobs = first_jobs(target_with_tasks(3), "train", 7)
+    assert ids(jobs) == [("a0", 0), ("a1", 0), ("a2", 0), ("a0", 1), ("a1", 1), ("a2", 1), ("a0", 2)]
+    assert [job.seed for job in jobs] == [0, 1, 2, 0, 1, 2, 0]
+    assert ids(first_jobs(target_with_tasks(3), "test", 2)) == [("t0", 0), ("t1", 0)]
+
+
+def test_rounds_of_the_gate_share_no_seed() -> None:
+    rounds = [round_jobs(DESK, number, seeds=10, trials=2) for number in (1, 2)]
+    assert [job.seed for job in rounds[0]][:4] == [100_000, 100_000, 100_001, 100_001]
+    assert not {job.seed for job in rounds[0]} & {job.seed for job in rounds[1]}
+
+
+@pytest.mark.parametrize(("seeds", "trials"), [(10, 1), (4, 3), (200, 1)])
+def test_a_short_list_is_played_as_a_whole_in_every_round(seeds: int, trials: int) -> None:
+    rounds = [round_jobs(target_with_tasks(8), number, seeds, trials) for number in (1, 2, 3)]
+    for jobs in rounds:
+        assert len(jobs) >= min(seeds * trials, len(jobs))
+        assert all(job.split == "gate" for job in jobs)
+    pairs = [pair for jobs in rounds for pair in ids(jobs)]
+    assert max(Counter(pairs).values()) == 1
+    if seeds > 8:
+        assert {job.task_id for job in rounds[0]} == {f"g{n}" for n in range(8)}
+        assert len(rounds[0]) >= seeds * trials

@@ -1,0 +1,67 @@
+"""``traced target check``: what a sound target passes, and which check names which fault."""
+
+from pathlib import Path
+
+import pytest
+
+from traced.config.settings import load_settings
+from traced.targets.conformance import CheckResult, check
+from traced.targets.registry import DESK, Target, target
+
+WORLDS = Path(__file__).with_name("worlds.py")
+
+
+def target_of(tmp_path: Path, world: str, *options: str) -> Target:
+    overrides = {"target.name": "acme", "target.kind": "python", "target.factory": f"{WORLDS}:{world}"}
+    return target(load_settings(tmp_path, {**overrides, "target.options": list(options)}))
+
+
+async def results(by_name: Target) -> dict[str, CheckResult]:
+    return {result.name: result async for result in check(by_name, tasks=4)}
+
+
+async def failures(by_name: Target) -> dict[str, str]:
+    return {name: result.observed for name, result in (await results(by_name)).items() if result.ok is False}
+
+
+async def test_sound_targets_pass(tmp_path: Path) -> None:
+    assert await failures(DESK) == {}
+    assert await failures(target_of(tmp_path, "Echo")) == {}
+    by_name = await results(target_of(tmp_path, "WithTasks"))
+    assert by_name["load"].observed == "tasks: train 10, gate 5, test 5"
+    assert by_name["gold"].observed == "4 of 4 succeed"
+    assert by_name["floor"].observed == "doing nothing succeeds on 0 of 4"
+    assert by_name["privileged"].ok is None
+    assert "step" in by_name["latency"].observed
+
+
+@pytest.mark.parametrize(
+    ("world", "failed", "message"),
+    [
+        ("Impossible", "gold", "0 of 4 succeed; not "),
+        ("Generous", "floor", "doing nothing succeeds on all 4 tasks"),
+        ("Leaky", "privileged", "shows the privileged field 'secret': 'the secret is open sesame'"),
+        ("Shifting", "tools", "the tool repeat has different schemas in the tasks "),
+        ("Forgetful", "determinism", "answers the same messages differently the second time"),
+    ],
+)
+async def test_a_fault_is_named_by_its_check(tmp_path: Path, world: str, failed: str, message: str) -> None:
+    by_check = await failures(target_of(tmp_path, world))
+    assert message in by_check.pop(failed)
+    assert set(by_check) <= (
+        {"parallel"} if world == "Forgetful" else {"determinism"} if world == "Generous" else set()
+    )
+
+
+async def test_what_is_declared_random_is_not_compared(tmp_path: Path) -> None:
+    by_name = await results(target_of(tmp_path, "WithTasks", 'determinism="none"'))
+    assert (by_name["determinism"].ok, by_name["parallel"].ok) == (None, True)
+
+
+async def test_every_check_runs_although_one_raises(tmp_path: Path) -> None:
+    file = tmp_path / "picky.py"
+    file.write_text(WORLDS.read_text() + "\n\nclass Picky(Echo):\n    def score(self):\n        raise KeyError('x')\n")
+    settings = load_settings(tmp_path, {"target.kind": "python", "target.factory": f"{file}:Picky"})
+    by_name = await results(target(settings))
+    assert "KeyError" in by_name["score"].observed
+    assert (by_name["tasks"].ok, by_name["tools"].ok) == (True, True)

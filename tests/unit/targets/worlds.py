@@ -1,0 +1,147 @@
+"""Environments for tests of targets, by the names that a factory may have; standard library and the contract only."""
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any, ClassVar
+
+from sandbox.contract import Message, Score, Task, Tool
+
+
+def tool(name: str, *parameters: str) -> Tool:
+    properties = {parameter: {"type": "string"} for parameter in parameters}
+    schema = {"type": "object", "properties": properties, "required": list(parameters)}
+    return {"type": "function", "function": {"name": name, "description": "", "parameters": schema}}
+
+
+class Echo:
+    """The agent has to repeat a word; what it says instead makes the world misbehave."""
+
+    def reset(self, seed: int | str) -> Task:
+        self.word, self.done, self.success = f"word-{seed}", False, False
+        return Task("Repeat the word.", [{"role": "user", "content": self.word}], [tool("repeat", "word")])
+
+    def step(self, message: Message) -> list[Message]:
+        text = message.get("content") or ""
+        if text == "raise":
+            raise RuntimeError("the world broke")
+        if text == "hang":
+            time.sleep(60)
+        if text == "die":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if text == "print":
+            print("printed by the world")
+            sys.stdout.flush()
+        if text == "nonsense":
+            return [{"role": "narrator", "content": "?"}]
+        calls = message.get("tool_calls") or []
+        self.success = text == self.word
+        self.done = self.success or text == ""
+        return [{"role": "tool", "tool_call_id": call["id"], "content": "Error: say it"} for call in calls]
+
+    def score(self) -> Score:
+        return Score(float(self.success), self.success)
+
+    def oracle(self) -> Iterator[Message]:
+        yield {"role": "assistant", "content": self.word}
+
+
+class WithTasks:
+    """A target with a list of tasks."""
+
+    def __init__(self, **description: Any) -> None:
+        self.description = {"tasks": {"all": [f"t{number}" for number in range(20)]}, "gold": True, **description}
+
+    def environment(self) -> Echo:
+        return Echo()
+
+
+class Forgetful(Echo):
+    """Its replies depend on the process that it runs in."""
+
+    def step(self, message: Message) -> list[Message]:
+        super().step(message)
+        calls = message.get("tool_calls") or []
+        return [{"role": "tool", "tool_call_id": call["id"], "content": str(os.getpid())} for call in calls]
+
+
+class Impossible(Echo):
+    """Its gold policy fails."""
+
+    def oracle(self) -> Iterator[Message]:
+        yield {"role": "assistant", "content": "another word"}
+
+
+class Generous(Echo):
+    """Everybody succeeds."""
+
+    def score(self) -> Score:
+        return Score(1.0, True)
+
+
+class Leaky(Echo):
+    """It shows what it calls privileged."""
+
+    description: ClassVar = {"privileged": True}
+
+    def reset(self, seed: int | str) -> Task:
+        task = super().reset(seed)
+        task.messages[0]["content"] += " (the secret is open sesame)"
+        return task
+
+    def privileged(self) -> dict[str, Any]:
+        return {"secret": "the secret is open sesame"}
+
+
+class Shifting(Echo):
+    """The schema of its tool differs between tasks."""
+
+    def reset(self, seed: int | str) -> Task:
+        task = super().reset(seed)
+        return Task(task.system, task.messages, [tool("repeat", f"word{int(seed) % 2}")])
+
+
+class WithUser(Echo):
+    """Its user is a model."""
+
+    description: ClassVar = {"user": "model"}
+
+    def reset(self, seed: int | str) -> Task:
+        task = super().reset(seed)
+        self.user_texts: list[str] = []
+        return Task(task.system, [{"role": "assistant", "content": "Hi!"}], task.tools)
+
+    @property
+    def user_request(self) -> dict[str, Any] | None:
+        if self.done:
+            return None
+        turns = [{"role": "assistant", "content": text} for text in self.user_texts]
+        return {"system": f"You want {self.word}.", "messages": turns, "stops": ["STOP"]} if self.listens else None
+
+    @property
+    def listens(self) -> bool:
+        return not self.user_texts or self.agent_spoke
+
+    agent_spoke = False
+
+    def step(self, message: Message) -> list[Message]:
+        self.agent_spoke = True
+        return []
+
+    def user_reply(self, text: str) -> list[Message]:
+        self.user_texts.append(text)
+        self.agent_spoke = False
+        self.done = text == "STOP"
+        return [{"role": "user", "content": text}]
+
+
+def fail_to_load() -> Echo:
+    """Raise while it is loaded."""
+    raise OSError("no database")
+
+
+def number() -> int:
+    """Return no target."""
+    return 3

@@ -1,0 +1,263 @@
+"""The commands ``traced target list | add | check | play``: the worlds that an agent can be improved on.
+
+Invariants: nothing is written but the table of ``add`` (mode 0600, by rename), after the target was loaded once. Exit
+code 1 if a check fails.
+"""
+
+import asyncio
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.text import Text
+
+from sandbox.contract import Message, Score, Task
+from sandbox.episodes import EpisodeSource
+from store.text import sanitize_block, sanitize_line
+from traced.cli.options import AsJson, DataDir, Overrides, read_settings
+from traced.cli.output import console, print_json
+from traced.config.settings import Settings
+from traced.core.errors import ConfigError
+from traced.core.files import publish_file
+from traced.targets.conformance import TASKS, CheckResult
+from traced.targets.conformance import check as conformance
+from traced.targets.loading import absolute, factory_file
+from traced.targets.play import SilentUser, gold_play
+from traced.targets.registry import FOLDER, Target, target_names
+from traced.targets.registry import target as target_of
+
+MARKS = {True: "[green]ok  [/]", False: "[red]FAIL[/]", None: "[dim]--  [/]"}
+WIDTH = 12
+QUIT = "/quit"
+TEXT_LIMIT = 2000
+
+Name = Annotated[
+    str | None, typer.Argument(help="Name of the target; default: that of the settings.", show_default=False)
+]
+TaskId = Annotated[str | None, typer.Option("--task", help="Play the task with this id.", show_default=False)]
+
+target = typer.Typer(no_args_is_help=True, help="Targets: the worlds in which agents are played and judged.")
+
+
+@target.callback()
+def target_options() -> None:
+    """Targets: the worlds in which agents are played and judged."""
+
+
+@target.command("list")
+def list_(data_dir: DataDir = None, overrides: Overrides = None, as_json: AsJson = False) -> None:
+    """List the targets that target.name may name: bundled, added, and those of installed packages."""
+    settings = read_settings(data_dir, overrides)
+    names = target_names(settings.data_dir)
+    if settings.target.kind:
+        names[settings.target.name] = f"of the settings, kind {settings.target.kind}: {settings.target.factory}"
+    if as_json:
+        print_json({"targets": names, "target": settings.target.name})
+        return
+    width = max(map(len, names))
+    for name, title in names.items():
+        mark = "*" if name == settings.target.name else " "
+        console.print(f"{mark} {name:{width}}  {title}", highlight=False, markup=False, soft_wrap=True)
+
+
+@target.command()
+def add(
+    name: Annotated[str, typer.Argument(help="Name for the target.", show_default=False)],
+    factory: Annotated[
+        str,
+        typer.Argument(help="FILE.py with a class Environment, or module:function.", show_default=False),
+    ],
+    *,
+    python: Annotated[
+        str, typer.Option("--python", help="Interpreter that the target is installed in.", show_default=False)
+    ] = "",
+    option: Annotated[
+        list[str] | None, typer.Option("--option", metavar="KEY=VALUE", help="Argument of the function.")
+    ] = None,
+    trusted: Annotated[
+        bool, typer.Option("--trusted", help="Run FILE.py in a process of this machine, not in the sandbox.")
+    ] = False,
+    data_dir: DataDir = None,
+    overrides: Overrides = None,
+    as_json: AsJson = False,
+) -> None:
+    """Add a target of your own under a name, after loading it once; an existing one of the name is replaced."""
+    is_class = factory_file(factory) is not None and factory.endswith(".py")
+    kind = "file" if is_class and not python and not option else "python"
+    table: dict[str, Any] = {"kind": kind, "factory": absolute(factory)}
+    if python:
+        table["python"] = str(Path(python).expanduser().absolute()) if "/" in python else python
+    if option:
+        table["options"] = option
+    if trusted:
+        table["trusted"] = True
+    settings = read_settings(data_dir, overrides)
+    section = type(settings.target)(name=name, **table)
+    loaded = target_of(settings.model_copy(update={"target": section}), refresh=True)
+    path = settings.data_dir / FOLDER / f"{name}.toml"
+    publish_file(path, "".join(f"{key} = {json.dumps(value)}\n" for key, value in table.items()))
+    path.chmod(0o600)
+    if as_json:
+        print_json({"name": name, "file": path, **table})
+        return
+    console.print(f"Added {name} ({_splits(loaded)}): {path}", highlight=False, markup=False, soft_wrap=True)
+    console.print(f"Next: traced target check {name}", highlight=False, markup=False)
+
+
+@target.command()
+def check(
+    name: Name = None,
+    *,
+    tasks: Annotated[int, typer.Option("--tasks", min=1, help="Tasks that each check plays.")] = TASKS,
+    seed: Annotated[int, typer.Option("--seed", help="Draws these tasks.")] = 0,
+    data_dir: DataDir = None,
+    overrides: Overrides = None,
+    as_json: AsJson = False,
+) -> None:
+    """Check whether a target keeps the environment contract and what it says of itself. Nothing is stored."""
+    subject = _target(read_settings(data_dir, overrides), name, refresh=True)
+    results = asyncio.run(_check(subject, tasks, seed, as_json))
+    failed = [result for result in results if result.ok is False]
+    if as_json:
+        print_json({"target": subject.name, "ok": not failed, "checks": results})
+    elif not failed:
+        console.print(f"{subject.name} keeps the contract.", highlight=False, markup=False)
+    raise typer.Exit(1 if failed else 0)
+
+
+async def _check(subject: Target, tasks: int, seed: int, is_quiet: bool) -> list[CheckResult]:
+    results = []
+    async for result in conformance(subject, tasks, seed):
+        results.append(result)
+        if not is_quiet:
+            console.print(f"{MARKS[result.ok]} {result.name:{WIDTH}}", end="", highlight=False)
+            observed = result.observed if result.ok is not None else "does not apply"
+            console.print(
+                f"{sanitize_block(observed, TEXT_LIMIT)}  ", end="", highlight=False, markup=False, soft_wrap=True
+            )
+            console.print(f"[dim]{result.seconds:.1f} s[/]", highlight=False)
+    return results
+
+
+@target.command()
+def play(
+    name: Name = None,
+    *,
+    seed: Annotated[int | None, typer.Option("--seed", help="Play the task of this seed.", show_default=False)] = None,
+    task: TaskId = None,
+    gold: Annotated[bool, typer.Option("--gold", help="Let the target's gold policy play.")] = False,
+    data_dir: DataDir = None,
+    overrides: Overrides = None,
+) -> None:
+    """Play one task by hand, or watch the target's gold policy: what the agent sees, its messages, and the score."""
+    subject = _target(read_settings(data_dir, overrides), name)
+    number = _seed(subject, seed, task)
+    asyncio.run(_play(subject, number, gold))
+
+
+def _seed(subject: Target, seed: int | None, task: str | None) -> int:
+    tasks = subject.division.tasks
+    if task is not None:
+        if tasks is None or task not in tasks:
+            ids = "seeds: use --seed" if tasks is None else f"{', '.join(tasks[:3])}, ..."
+            raise ConfigError(f"{subject.name} has no task {task!r}; its tasks are {ids}", hint="--seed 3")
+        return tasks.index(task)
+    number = subject.splits["train"].start if seed is None else seed
+    if not any(number in split for split in subject.splits.values()):
+        ranges = ", ".join(f"{name} {split.start}-{split.stop - 1}" for name, split in subject.splits.items())
+        raise ConfigError(f"{subject.name} has no task {number}; its seeds are {ranges}", hint="--seed 3")
+    return number
+
+
+async def _play(subject: Target, seed: int, gold: bool) -> None:
+    if gold and not subject.description.gold:
+        raise ConfigError(f"{subject.name} has no gold policy", hint=f"traced target play {subject.name}, by hand")
+    async with subject.source(_user(subject)) as source:
+        await (_watch(source, seed) if gold else _play_by_hand(source, seed))
+
+
+async def _watch(source: EpisodeSource, seed: int) -> None:
+    play = await gold_play(source, seed)
+    _show_task(play.task)
+    for turn in play.turns:
+        for message in (turn.message, *turn.replies):
+            _show(message)
+    _show_score(play.score, play.done)
+
+
+async def _play_by_hand(source: EpisodeSource, seed: int) -> None:
+    episode = source.episode()
+    try:
+        start = await episode.reset(seed)
+        _show_task(start)
+        done, number = False, 0
+        while not done and (message := await asyncio.to_thread(_ask, start.tools, number)) is not None:
+            step = await episode.step(message)
+            for reply in step.messages:
+                _show(reply)
+            done, number = step.done, number + 1
+        _show_score(await episode.score(), done)
+    finally:
+        await episode.close()
+
+
+def _show_task(start: Task) -> None:
+    _show({"role": "system", "content": start.system})
+    for tool in start.tools:
+        _say("tool", json.dumps(tool["function"]), "dim")
+    for message in start.messages:
+        _show(message)
+
+
+def _show_score(score: Score, done: bool) -> None:
+    parts = "".join(f", {name} {value:g}" for name, value in score.parts.items())
+    verdict = "success" if score.success else "failure"
+    _say("score", f"{verdict}, reward {score.reward:g}{parts}{'' if done else '; the episode has not ended'}", "bold")
+
+
+def _ask(tools: list[dict[str, Any]], number: int) -> Message | None:
+    """Read one message from the terminal: a tool's name and its arguments as JSON, or a text."""
+    names = {tool["function"]["name"] for tool in tools}
+    console.print(f"[bold]you[/] [dim](TOOL {{JSON}}, a text, or {QUIT})[/]: ", end="", highlight=False)
+    line = sys.stdin.readline()
+    text = line.strip()
+    if not line or text == QUIT:
+        return None
+    name, _, arguments = text.partition(" ")
+    if name not in names:
+        return {"role": "assistant", "content": text}
+    function = {"name": name, "arguments": arguments.strip() or "{}"}
+    return {
+        "role": "assistant",
+        "content": None,
+        "tool_calls": [{"id": f"call_{number}", "type": "function", "function": function}],
+    }
+
+
+def _show(message: Message) -> None:
+    calls = message.get("tool_calls") or []
+    if message.get("content") or not calls:
+        _say(message["role"], str(message.get("content") or ""))
+    for call in calls:
+        _say(message["role"], f"{call['function']['name']} {call['function']['arguments']}")
+
+
+def _say(speaker: str, text: str, style: str = "") -> None:
+    console.print(Text.assemble((f"{sanitize_line(speaker):10}", "bold"), (sanitize_block(text, 20_000), style)))
+
+
+def _target(settings: Settings, name: str | None, *, refresh: bool = False) -> Target:
+    if name is not None and name != settings.target.name:
+        settings = settings.model_copy(update={"target": type(settings.target)(name=name)})
+    return target_of(settings, refresh=refresh)
+
+
+def _user(subject: Target) -> SilentUser | None:
+    return SilentUser() if subject.description.user == "model" else None
+
+
+def _splits(subject: Target) -> str:
+    kind = "seeds" if subject.division.tasks is None else "tasks"
+    return f"{kind}: " + ", ".join(f"{name} {len(split):,}" for name, split in subject.splits.items())

@@ -1,0 +1,376 @@
+"""Run a target in a process of its own interpreter, with a forked process for each episode.
+
+    traced -- Unix socket --> main process (traced/targets/worker.py), which has loaded the target
+           -- Unix socket --> one fork for each open episode
+
+Invariants: an episode's process serves no other episode, so episodes share nothing, and a process that is killed costs
+that episode alone; a call that exceeds its time ends its process; a main process that ended is started again for later
+episodes, at most ``RESTARTS`` times. ``TargetFault`` says what the target did; it is an infrastructure failure and
+never the agent's. Not covered: isolation (``sandbox.client.SandboxSource``); a target's code is trusted.
+"""
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import sys
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Protocol, Self
+
+import sandbox.contract
+from sandbox.contract import Message, Score, Task
+from sandbox.episodes import Step
+from sandbox.errors import AgentFault, SandboxError
+from sandbox.wire import read_answer, read_score, read_step, read_task
+from traced.processes.child_process import Child, start
+from traced.processes.job import StartError
+from traced.targets.description import Description, read_description
+from traced.targets.errors import SimulatorError, TargetFault
+
+WORKER = Path(__file__).with_name("worker.py")
+LINE_BYTES = 64 * 2**20  # of one request or answer
+LOG_LINES = 12  # of the target's output in the message of an error
+STOP_S = 2.0
+RESTARTS = 3
+MAX_USER_TURNS = 4
+
+
+@dataclass(frozen=True)
+class Launch:
+    """How a target's process is started.
+
+    Attributes:
+        python: Its interpreter.
+        factory: ``module:factory`` or ``FILE.py:factory``, called with ``options`` as keyword arguments.
+        paths: Folders to import from.
+        log: File for what the target prints.
+        start_s: Seconds that loading may take.
+        step_s: Seconds that a reset, a step or a score may take.
+    """
+
+    factory: str
+    log: Path
+    python: str = sys.executable
+    options: dict[str, Any] = field(default_factory=dict)
+    paths: tuple[str, ...] = ()
+    start_s: float = 120.0
+    step_s: float = 30.0
+
+    def with_step_s(self, seconds: float) -> "Launch":
+        """Return the same with another limit of a step."""
+        return replace(self, step_s=seconds)
+
+
+class MainProcess:
+    """The running main process of a target; ``description`` is what the target says of itself."""
+
+    def __init__(self, launch: Launch, child: Child, host: socket.socket, description: dict[str, Any]) -> None:
+        self._launch, self._child, self._host = launch, child, host
+        self.description = description
+
+    @classmethod
+    async def start(cls, launch: Launch) -> "MainProcess":
+        """Start the process and wait until the target is loaded; raises ``TargetFault``."""
+        return await asyncio.to_thread(cls.start_blocking, launch)
+
+    @classmethod
+    def start_blocking(cls, launch: Launch) -> "MainProcess":
+        """Start as ``start``, and block meanwhile."""
+        host, remote = socket.socketpair()
+        with remote:
+            command = [str(WORKER), "--socket", str(remote.fileno()), "--factory", launch.factory]
+            command += ["--options", json.dumps(launch.options), "--contract", str(sandbox.contract.__file__)]
+            command += [part for path in launch.paths for part in ("--path", path)]
+            # The package path of traced must not reach the target: its modules have common names.
+            variables = {"PYTHONPATH": os.environ.get("PYTHONPATH", "")}
+            try:
+                child = start(
+                    command, log=launch.log, python=launch.python, pass_fds=[remote.fileno()], variables=variables
+                )
+            except StartError as error:
+                host.close()
+                raise TargetFault(
+                    f"the interpreter of the target cannot be started: {error.__cause__ or error}",
+                    hint="target.python = the Python of the environment that the target is installed in",
+                ) from error
+        try:
+            return cls(launch, child, host, _description(launch, child, host))
+        except BaseException:
+            child.kill()
+            host.close()
+            raise
+
+    @property
+    def alive(self) -> bool:
+        """Return whether the process runs."""
+        return not self._child.wait(0)
+
+    def fork(self) -> socket.socket:
+        """Return a socket to a new process for an episode; raises ``TargetFault``."""
+        local, remote = socket.socketpair()
+        with remote:
+            try:
+                socket.send_fds(self._host, [b"e"], [remote.fileno()])
+            except OSError as error:
+                local.close()
+                raise self.end_error() from error
+        return local
+
+    def end_error(self) -> TargetFault:
+        """Return the error for a process that has ended by itself."""
+        self._child.kill()
+        return TargetFault(f"the process of the target ended ({_status(self._child)}){_output(self._child)}")
+
+    def close(self) -> None:
+        """End the process and those of its episodes."""
+        self._host.close()
+        self._child.stop(STOP_S)
+
+
+def _description(launch: Launch, child: Child, host: socket.socket) -> dict[str, Any]:
+    host.settimeout(launch.start_s)
+    line = b""
+    try:
+        while not line.endswith(b"\n"):
+            data = host.recv(2**16)
+            if not data:
+                child.kill()
+                raise TargetFault(
+                    f"the process of {launch.factory} ended while it was loaded ({_status(child)}){_output(child)}"
+                )
+            line += data
+    except TimeoutError as error:
+        raise TargetFault(
+            f"the target {launch.factory} was not loaded within {launch.start_s:g} s{_output(child)}",
+            hint="target.start_s, if it needs longer",
+        ) from error
+    host.settimeout(None)
+    try:
+        answer = read_answer(line)
+    except SandboxError as error:
+        raise TargetFault(f"the target {launch.factory} describes itself in a way that is no JSON: {error}") from error
+    if answer.fault is not None:
+        raise TargetFault(
+            f"the target {launch.factory} cannot be loaded by {launch.python}: {answer.fault['error']}\n"
+            f"{answer.fault['traceback']}".rstrip()
+        )
+    return answer.value or {}
+
+
+def _status(child: Child) -> str:
+    code = child.returncode
+    return "it still runs" if code is None else f"signal {-code}" if code < 0 else f"exit code {code}"
+
+
+def _output(child: Child) -> str:
+    lines = child.log.last_lines(LOG_LINES)
+    return "; it printed:\n" + "\n".join(lines) if lines else ""
+
+
+class User(Protocol):
+    """The user of an episode, outside of the target."""
+
+    async def reply(self, request: dict[str, Any]) -> str:
+        """Return what the user says.
+
+        Args:
+            request: "system": persona and goal; "messages": the conversation as the user sees it, its own messages as
+                the assistant's; "stops": texts that end the conversation.
+
+        Raises:
+            SimulatorError: The user cannot reply.
+        """
+        ...
+
+
+class ProcessSource:
+    """An ``EpisodeSource`` whose episodes are processes; use it with ``async with``, which raises ``TargetFault``."""
+
+    def __init__(
+        self,
+        name: str,
+        launch: Launch,
+        tasks: tuple[str, ...] | None = None,
+        user: "User | None" = None,
+        expected: Description | None = None,
+    ) -> None:
+        self._name, self.launch, self.tasks, self.user, self._expected = name, launch, tasks, user, expected
+        self._main: MainProcess | None = None
+        self._lock = asyncio.Lock()
+        self.restarts = 0
+
+    @property
+    def name(self) -> str:
+        """Return the source's name in trajectories."""
+        return self._name
+
+    @property
+    def description(self) -> dict[str, Any]:
+        """Return what the target says of itself."""
+        assert self._main is not None
+        return self._main.description
+
+    def episode(self) -> "ProcessEpisode":
+        """Return a new episode, not yet reset."""
+        return ProcessEpisode(self)
+
+    async def __aenter__(self) -> Self:
+        self._main = await MainProcess.start(self.launch)
+        if self._expected not in (None, read_description(self._name, self._main.description)):
+            await asyncio.to_thread(self._main.close)
+            raise TargetFault(
+                f"the target {self._name} describes itself otherwise than before: its package or data was changed",
+                hint=f"traced target check {self._name}, which reads the description anew",
+            )
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._main is not None:
+            await asyncio.to_thread(self._main.close)
+
+    async def connect(self) -> socket.socket:
+        """Return a socket to the process of a new episode; starts the main process again if it ended."""
+        async with self._lock:
+            if self._main is None:
+                raise RuntimeError("use ProcessSource with 'async with'")
+            if not self._main.alive:
+                failure = self._main.end_error()
+                if self.restarts >= RESTARTS:
+                    raise failure
+                self.restarts += 1
+                await asyncio.to_thread(self._main.close)
+                self._main = await MainProcess.start(self.launch)
+            return self._main.fork()
+
+
+class ProcessEpisode:
+    """One episode in its own process."""
+
+    def __init__(self, source: ProcessSource) -> None:
+        self._source = source
+        self._reader: asyncio.StreamReader | None = None
+        self._writer: asyncio.StreamWriter | None = None
+        self._ids = 0
+        self.pid = 0
+        self._pidfd = -1
+
+    async def reset(self, seed: int) -> Task:
+        """Start the task of ``seed`` in a new process, and return it."""
+        await self.close()
+        self._ids = 0
+        await self._bounded("reset", self._connect())
+        tasks = self._source.tasks
+        answer = await self._call("reset", task=seed if tasks is None else tasks[seed])
+        reply = await self._user_turns({"messages": [], "done": False, "user": answer.get("user")})
+        task = answer.get("task")
+        if reply["messages"] and isinstance(task, dict) and isinstance(task.get("messages"), list):
+            task["messages"] += reply["messages"]
+        return read_task(task)
+
+    async def step(self, message: Message) -> Step:
+        """Send one assistant message and return the replies; the user speaks in between, if it is a model."""
+        return read_step(await self._user_turns(await self._call("step", message=message)))
+
+    async def _user_turns(self, answer: dict[str, Any]) -> dict[str, Any]:
+        """Let the user reply as long as the environment asks for it, and return the answer with these messages."""
+        for _ in range(MAX_USER_TURNS):
+            if answer.get("user") is None or answer.get("done"):
+                return answer
+            user = self._source.user
+            if user is None:
+                raise SimulatorError("the target asks for a user that is a model, and none is set", hint="target.user")
+            reply = await self._call("user", text=await user.reply(answer["user"]))
+            reply["messages"] = [*answer.get("messages", []), *reply.get("messages", [])]
+            answer = reply
+        raise TargetFault(f"the target asked for {MAX_USER_TURNS} messages of the user in one turn")
+
+    async def score(self) -> Score:
+        """Return the current score."""
+        return read_score((await self._call("score")).get("score"))
+
+    async def gold_message(self) -> Message | None:
+        """Return the next message of the gold policy, None at its end; raises ``TargetFault`` if there is none."""
+        message: Message | None = (await self._call("oracle")).get("message")
+        return message
+
+    async def privileged(self) -> dict[str, Any]:
+        """Return the values of the task that neither the agent nor the analyst may see, by name."""
+        return dict((await self._call("privileged")).get("values") or {})
+
+    async def close(self) -> None:
+        """End the episode's process."""
+        if self._writer is not None:
+            writer, self._reader, self._writer = self._writer, None, None
+            self._kill()
+            writer.close()
+            with suppress(ConnectionError):
+                await writer.wait_closed()
+
+    async def _connect(self) -> None:
+        connection = await self._source.connect()
+        self._reader, self._writer = await asyncio.open_unix_connection(sock=connection, limit=LINE_BYTES)
+        self.pid = int((await self._answer("reset"))["pid"])
+        # The process waits for a request, so that its number is its own.
+        self._pidfd = os.pidfd_open(self.pid)
+
+    async def _call(self, op: str, **fields: Any) -> dict[str, Any]:
+        if self._writer is None:
+            raise RuntimeError(f"reset the episode before '{op}'")
+        self._ids += 1
+        try:
+            line = json.dumps({"id": self._ids, "op": op, **fields}, allow_nan=False) + "\n"
+        except (ValueError, RecursionError) as error:
+            raise AgentFault(f"the message for '{op}' is no JSON ({error})") from error
+        if len(line) > LINE_BYTES:
+            raise AgentFault(f"the message for '{op}' has {len(line)} bytes, more than {LINE_BYTES}")
+        return await self._bounded(op, self._exchange(op, line.encode()))
+
+    async def _exchange(self, op: str, line: bytes) -> dict[str, Any]:
+        assert self._writer is not None
+        with suppress(ConnectionError):  # the read says why
+            self._writer.write(line)
+            await self._writer.drain()
+        return await self._answer(op)
+
+    async def _answer(self, op: str) -> dict[str, Any]:
+        assert self._reader is not None
+        try:
+            line = await self._reader.readline()
+        except ConnectionError:
+            line = b""
+        except ValueError as error:
+            raise TargetFault(f"the answer to '{op}' of the target is longer than {LINE_BYTES} bytes") from error
+        if not line.endswith(b"\n"):
+            raise TargetFault(f"the process of the episode ended during '{op}' of the target")
+        try:
+            answer = read_answer(line)
+        except SandboxError as error:
+            raise TargetFault(f"'{op}' of the target: {error}") from error
+        if answer.id != self._ids:
+            raise TargetFault(f"the target answered request {answer.id} instead of {self._ids}")
+        if answer.fault is not None:
+            raise TargetFault(f"'{op}' of the target raised {answer.fault['error']}\n{answer.fault['traceback']}")
+        return answer.value or {}
+
+    async def _bounded(self, op: str, answer: Any) -> Any:
+        try:
+            async with asyncio.timeout(self._source.launch.step_s):
+                return await answer
+        except TimeoutError as error:
+            self._kill()
+            raise TargetFault(
+                f"'{op}' of the target took more than {self._source.launch.step_s:g} s", hint="target.step_s"
+            ) from error
+
+    def _kill(self) -> None:
+        if self._pidfd >= 0:
+            with suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+            os.close(self._pidfd)
+            self._pidfd = -1
