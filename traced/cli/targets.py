@@ -21,11 +21,12 @@ from traced.cli.output import console, print_json
 from traced.config.settings import Settings
 from traced.core.errors import ConfigError
 from traced.core.files import publish_file
+from traced.targets.bundled import BUNDLED
 from traced.targets.conformance import TASKS, CheckResult
 from traced.targets.conformance import check as conformance
 from traced.targets.loading import absolute, factory_file
 from traced.targets.play import SilentUser, gold_play
-from traced.targets.registry import FOLDER, Target, target_names
+from traced.targets.registry import DESK, FOLDER, Target, target_names
 from traced.targets.registry import target as target_of
 
 MARKS = {True: "[green]ok  [/]", False: "[red]FAIL[/]", None: "[dim]--  [/]"}
@@ -84,6 +85,8 @@ def add(
     as_json: AsJson = False,
 ) -> None:
     """Add a target of your own under a name, after loading it once; an existing one of the name is replaced."""
+    if name == DESK.name or name in BUNDLED:
+        raise ConfigError(f"{name} is a target of traced; choose another name", hint=f"traced target add my-{name} ...")
     is_class = factory_file(factory) is not None and factory.endswith(".py")
     kind = "file" if is_class and not python and not option else "python"
     table: dict[str, Any] = {"kind": kind, "factory": absolute(factory)}

@@ -74,14 +74,14 @@ def options_of(section: "TargetSection") -> dict[str, Any]:
         if not equals or not key.isidentifier():
             raise ConfigError(f"target.options has {pair!r}, which is not KEY=VALUE", hint='target.options = ["a=1"]')
         try:
-            options[key] = json.loads(value.lower() if value in ("True", "False") else value)
+            options[key] = json.loads(value)
         except ValueError:
             options[key] = value
     return options
 
 
 def process_description(name: str, start_options: Launch, data_dir: Path, *, refresh: bool = False) -> Description:
-    """Return what a target says of itself, from the file unless ``anew``.
+    """Return what a target says of itself, from the file unless ``refresh``.
 
     Raises:
         ConfigError: It describes itself wrongly.

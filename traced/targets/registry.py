@@ -7,6 +7,7 @@ a table that ``traced target add`` has written (``DIR/targets/NAME.toml``), or f
 How it fails: ``ConfigError`` for settings that name no target; ``TargetFault`` if it cannot be loaded.
 """
 
+import json
 import sys
 import tomllib
 from collections.abc import Callable, Mapping
@@ -82,7 +83,7 @@ def find_target(
 
     Args:
         limits: Of the container of a file that is not trusted; ``owner`` returns its label.
-        anew: Whether a process describes itself again.
+        refresh: Whether the target describes itself again.
 
     Raises:
         ConfigError: The table names no target, or it describes itself wrongly.
@@ -155,7 +156,7 @@ def table_of(section: "TargetSection", data_dir: Path) -> "TargetSection":
                 f"the target {section.name} is not installed: {bundled.python} is missing",
                 hint="make targets, or target.python = the interpreter that it is installed in",
             )
-        options = [f"{key}={value}" for key, value in bundled.options.items()]
+        options = [f"{key}={json.dumps(value)}" for key, value in bundled.options.items()]
         values = {
             "kind": "python",
             "factory": bundled.factory,
