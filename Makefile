@@ -51,7 +51,7 @@ test: $(VENV)/.installed-dev
 # Files of slow tests stay together (loadfile): their servers and cycles are shared by the tests of a file.
 test-slow: $(VENV)/.installed-dev
 	scripts/docker-engine.sh
-	$(VENV)/bin/python -m pytest -m slow --numprocesses=3 --dist=loadfile $(ARGS)
+	$(VENV)/bin/python -m pytest -m slow --numprocesses=3 --dist=loadfile --no-loadscope-reorder $(ARGS)
 
 test-all: test test-slow
 

@@ -29,7 +29,7 @@ from traced.inference.embedded.engine import Engine
 from traced.inference.generation import Generation, Request, Sampling
 from traced.inference.model_files import BUNDLED, ModelFiles, load_model
 from traced.targets.desk import Desk
-from traced.targets.registry import DESK
+from traced.targets.local import LocalSource
 from traced.training import grpo
 from traced.training.job import TrainingJob
 from traced.training.metrics import Metrics
@@ -406,7 +406,7 @@ def learning_curve(device: str, sizes: Sizes, folder: Path) -> dict[str, Any]:
     )
     metrics: list[Metrics] = []
     began = time.perf_counter()
-    grpo.train(training_job, metrics.append, lambda _: DESK.source())
+    grpo.train(training_job, metrics.append, lambda _: LocalSource("desk", Desk))
     names = ("success", "reward", "kl_from_base", "entropy")
     drift_names = [name for name in metrics[0] if name.startswith("drift_")]
     curves = {name: [row[name] for row in metrics] for name in (*names, *drift_names)}

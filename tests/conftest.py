@@ -85,6 +85,21 @@ SLOW = (
     "unit/sandbox/test_cost_to_the_host.py",
     "unit/test_skips_in_ci.py",
 )
+# Files of a few tests that take minutes. They begin first, so that no worker begins one when the others are done.
+LONG = (
+    "acceptance/chaos/test_kills.py",
+    "acceptance/chaos/test_faults.py",
+    "integration/training/test_benchmarks.py",
+    "integration/synthesis/test_admitted.py",
+    "acceptance/test_thinking_cycle.py",
+    "acceptance/test_demo.py",
+    "acceptance/test_prompt_enough.py",
+    "acceptance/test_soak.py",
+    "acceptance/chaos/",
+    "integration/training/",
+    "integration/service/test_days.py",
+    "acceptance/test_emergency.py",
+)
 IN_CI = os.environ.get("CI", "").lower() in ("1", "true")
 
 settings.register_profile("traced", deadline=None, derandomize=IN_CI)
@@ -146,6 +161,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.is_relative_to(TESTS_DIR) and item.path.relative_to(TESTS_DIR).as_posix().startswith(SLOW):
             item.add_marker("slow")
+    items.sort(key=begin_rank)
+
+
+def begin_rank(item: pytest.Item) -> int:
+    """Return the position of the item's file in ``LONG``, or the number after it."""
+    path = item.path.relative_to(TESTS_DIR).as_posix() if item.path.is_relative_to(TESTS_DIR) else ""
+    return next((rank for rank, start in enumerate(LONG) if path.startswith(start)), len(LONG))
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
