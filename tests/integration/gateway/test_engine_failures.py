@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 
 from tests.integration.gateway.engine_process import EngineProcess, engine_processes
-from tests.integration.gateway.place import V1, RunningGateway, running_gateway
+from tests.integration.gateway.place import V1, RunningGateway, running_gateway, until_offered
 from tests.integration.gateway.upstream import BASE
-from tests.waiting import eventually_async
 from traced.gateway import server
 from traced.gateway.circuit_breaker import FAILURES, FIRST_OPEN_S, CircuitBreaker
 from traced.gateway.engines import Replica
@@ -103,7 +102,7 @@ async def test_auto_is_answered_by_the_base_model_if_the_only_engine_with_the_ad
 ) -> None:
     async def check(gateway: RunningGateway) -> None:
         first, second = gateway.engines
-        await eventually_async(lambda: V1 in first.adapters)
+        await until_offered(gateway, V1)
         first.break_after, first.delay_s = 0, 0.0
         response = await gateway.ask("auto", stream=True)
         assert (response.status_code, response.headers["X-Traced-Model"]) == (200, "base")

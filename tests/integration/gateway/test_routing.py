@@ -232,6 +232,13 @@ async def test_replicas_share_the_work_keep_conversations_together_and_one_may_d
         await first.reset()
         await eventually_async(lambda: V1 in first.adapters)
         await other.stop()
+
+        async def is_away() -> bool:
+            return (await gateway.http.get("/ready")).json()["engines"][other.url] != "ok"
+
+        # The router knows later than the engine that the engine has the adapter.
+        await eventually_async(is_away)
+        await until_offered(gateway, V1)
         assert text_of(await gateway.ask(V1)) == f"signed {V1}"
 
     await run(tmp_path, check, engines=2, live=V1)

@@ -53,9 +53,10 @@ class Spelling:
 
 @dataclass
 class FreeEngine:
-    """A ``PolicyEngine`` that answers each request at once, or fails as ``fail`` says."""
+    """A ``PolicyEngine`` that answers each request after ``seconds``, or fails as ``fail`` says."""
 
     fail: Callable[[Request, str], None] = lambda request, conversation: None
+    seconds: float = 0.0
     load: EngineLoad = field(default_factory=EngineLoad)
     requests: list[tuple[str, Request]] = field(default_factory=list)
     synchronised: list[tuple[Any, int]] = field(default_factory=list)
@@ -70,7 +71,7 @@ class FreeEngine:
         with self.load.serving():
             self.requests.append((conversation, request))
             self.fail(request, conversation)
-            await asyncio.sleep(0)
+            await asyncio.sleep(self.seconds)
             return spelled(request, "http://a")
 
     def synchronise(self, peft_model: Any, iteration: int) -> None:
@@ -219,7 +220,8 @@ def test_the_engine_counts_as_busy_while_an_episode_waits_for_it() -> None:
 
 
 def test_a_free_engine_is_busy_and_rounds_are_not_if_a_user_is_slow() -> None:
-    free: IterationRollouts = in_sampler(play, FreeEngine(), factory=Bandit)
+    # The engine's time must exceed what the scheduling of the episodes takes on a busy machine.
+    free: IterationRollouts = in_sampler(play, FreeEngine(seconds=0.1), factory=Bandit)
     assert free.busy_share > 0.5
     pause = threading.Event()
 
