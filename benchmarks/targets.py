@@ -136,6 +136,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     names = options.names or [name for name, bundled in BUNDLED.items() if bundled.python.exists()]
     if not names:
         sys.exit("no benchmark is installed: make targets")
+    if unknown := sorted({*names} - FLOORS.keys()):
+        sys.exit(f"unknown target {unknown[0]}; known: {', '.join(FLOORS)}")
     figures: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as folder:
         for name in names:

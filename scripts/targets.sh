@@ -17,7 +17,8 @@ install() {
     mark=$dir/.installed-$(printf '%s\n' "$name" "$@" | cksum | cut -d ' ' -f 1)
     [ ! -e "$mark" ] || return 0
     echo "targets: installing $name into $dir/$name"
-    [ -x "$dir/$name/bin/python" ] || "${PYTHON:-python3}" -m venv "$dir/$name"
+    # An interrupted start leaves an environment without pip.
+    "$dir/$name/bin/python" -m pip --version >/dev/null 2>&1 || "${PYTHON:-python3}" -m venv --clear "$dir/$name"
     "$dir/$name/bin/python" -m pip install --quiet --disable-pip-version-check "$@"
     : >"$mark"
 }

@@ -2,6 +2,7 @@
 
 import json
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -74,6 +75,11 @@ def test_a_target_that_breaks_its_promise_ends_with_exit_code_1(traced: Traced, 
             "desk is a target of traced; choose another name",
             "traced target add my-desk",
         ),
+        (
+            ["target", "add", "x", "file.py", "--option", "a=1"],
+            "file.py runs in a process of this machine and not in the sandbox",
+            "--trusted",
+        ),
         (["target", "play", "desk", "--task", "t1"], "desk has no task 't1'; its tasks are seeds", "--seed 3"),
         (["target", "play", "desk", "--seed", "-1"], "desk has no task -1; its seeds are train 0-99999", "--seed 3"),
     ],
@@ -91,3 +97,11 @@ def test_a_target_that_cannot_be_loaded_is_not_added(traced: Traced, tmp_path: P
     result = traced("target", "add", "tickets", tickets, "--trusted")
     assert "OSError: no database" in result.err
     assert "tickets" not in traced("target", "list").out
+
+
+def test_limits_that_are_set_while_a_target_is_added_are_kept(traced: Traced, tmp_path: Path, tickets: Path) -> None:
+    traced("target", "add", "tickets", tickets, "--trusted", "--set", "target.step_s=2.5", "--set", "seed=4")
+    (file,) = (path for path in tmp_path.rglob("tickets.toml") if path.parent.name == "targets")
+    table = tomllib.loads(file.read_text())
+    assert (table["step_s"], set(table)) == (2.5, {"kind", "factory", "trusted", "step_s"})
+    assert file.stat().st_mode & 0o777 == 0o600

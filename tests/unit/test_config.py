@@ -229,6 +229,26 @@ def test_a_cycle_stored_before_a_key_existed_is_that_of_the_same_settings() -> N
         assert with_defaults(earlier) == config
 
 
+def test_a_cycle_keeps_a_digest_of_how_its_target_is_started_and_no_program() -> None:
+    def config_of(**keys: Any) -> dict[str, Any]:
+        overrides = {"name": "acme", "kind": "python", "factory": "acme:World"} | keys
+        return configuration(load_settings(overrides={f"target.{key}": value for key, value in overrides.items()}))
+
+    fixed = config_of()
+    assert set(fixed["target"]) == {"name", "split_seed", "start"}
+    assert config_of(start_s=5.0, step_s=6.0) == fixed
+    changes: list[dict[str, Any]] = [
+        {"factory": "acme:Other"},
+        {"python": "/opt/acme/bin/python"},
+        {"options": ["licence=MIT"]},
+        {"trusted": True},
+        {"kind": "file"},
+    ]
+    digests = {config_of(**change)["target"]["start"] for change in [{}, *changes]}
+    assert len(digests) == 6
+    assert configuration(load_settings())["target"]["start"] == ""
+
+
 def test_how_a_training_runs_does_not_belong_to_its_cycle() -> None:
     assert configuration(load_settings(overrides={"training.processes": 2, "training.report_to": ["wandb"]})) == (
         configuration(load_settings())

@@ -46,7 +46,7 @@ from traced.interop.recognition import (
     recognise_folder,
     unplayable_report,
 )
-from traced.targets.registry import Target
+from traced.targets.registry import Target, with_target
 from traced.targets.registry import target as target_of
 
 NOT_JUDGED_CODE = 3  # neither a refusal (1) nor wrong usage (2)
@@ -223,8 +223,7 @@ def _run_admission(settings: Settings, source_code: str, target: str | None, is_
     tools: list[Tool] | None = None
     errors: list[str] = []
     if target:
-        with_target = settings.model_copy(update={"target": settings.target.model_copy(update={"name": target})})
-        tools, errors = asyncio.run(shown_by(target_of(with_target)))
+        tools, errors = asyncio.run(shown_by(target_of(with_target(settings, target))))
     ensure_image()
     reap_orphans(OWNER)
     with _progress(is_quiet) as begins:

@@ -160,14 +160,19 @@ def check_integrity(settings: Settings) -> Finding:
         return Finding("integrity", True, "there is no store yet")
     try:
         engine = connect(settings.store_url)
-        try:
-            if revision(engine) != HEAD:
-                return Finding("integrity", True, "not checked: the store does not have the schema of this version")
-            problems = list(problems_in_service(engine, settings.serving.adapters_root))
-        finally:
-            engine.dispose()
+        schema = revision(engine)
+    except StoreError:
+        return Finding("integrity", False, "not checked: the store cannot be opened", "see the finding on the store")
+    try:
+        if schema != HEAD:
+            return Finding("integrity", True, "not checked: the store does not have the schema of this version")
+        problems = list(problems_in_service(engine, settings.serving.adapters_root))
     except StoreError as error:
-        return Finding("integrity", False, str(error).splitlines()[0], "traced restore BACKUP")
+        # A server may be gone by now; a file that could be opened is damaged.
+        fix = "traced restore BACKUP" if engine.dialect.name == "sqlite" else "traced doctor"
+        return Finding("integrity", False, str(error).splitlines()[0], fix)
+    finally:
+        engine.dispose()
     if not problems:
         return Finding("integrity", True, "the database file, the audit log and the adapters in service are sound")
     observed = "; ".join(f"{problem.kind} {problem.name}: {problem.text}" for problem in problems)

@@ -1,12 +1,15 @@
 """The commands ``traced target list | add | check | play``: the worlds that an agent can be improved on.
 
-Invariants: nothing is written but the table of ``add`` (mode 0600, by rename), after the target was loaded once. Exit
-code 1 if a check fails.
+Invariants: nothing is written but the table of ``add`` (mode 0600, by rename), after the target described itself; a
+file for the sandbox is only parsed. Exit code 1 if a check fails.
 """
 
 import asyncio
 import json
 import sys
+import threading
+from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,7 +19,7 @@ from rich.text import Text
 from sandbox.contract import Message, Score, Task
 from sandbox.episodes import EpisodeSource
 from store.text import sanitize_block, sanitize_line
-from traced.cli.options import AsJson, DataDir, Overrides, read_settings
+from traced.cli.options import AsJson, DataDir, Overrides, parse_pair, read_settings
 from traced.cli.output import console, print_json
 from traced.config.settings import Settings
 from traced.core.errors import ConfigError
@@ -26,7 +29,7 @@ from traced.targets.conformance import TASKS, CheckResult
 from traced.targets.conformance import check as conformance
 from traced.targets.loading import absolute, factory_file
 from traced.targets.play import SilentUser, gold_play
-from traced.targets.registry import DESK, FOLDER, Target, target_names
+from traced.targets.registry import DESK, FOLDER, Target, target_names, with_target
 from traced.targets.registry import target as target_of
 
 MARKS = {True: "[green]ok  [/]", False: "[red]FAIL[/]", None: "[dim]--  [/]"}
@@ -88,6 +91,11 @@ def add(
     if name == DESK.name or name in BUNDLED:
         raise ConfigError(f"{name} is a target of traced; choose another name", hint=f"traced target add my-{name} ...")
     is_class = factory_file(factory) is not None and factory.endswith(".py")
+    if is_class and (python or option) and not trusted:
+        raise ConfigError(
+            f"with --python or --option, {factory} runs in a process of this machine and not in the sandbox",
+            hint="--trusted, if you trust it",
+        )
     kind = "file" if is_class and not python and not option else "python"
     table: dict[str, Any] = {"kind": kind, "factory": absolute(factory)}
     if python:
@@ -96,12 +104,11 @@ def add(
         table["options"] = option
     if trusted:
         table["trusted"] = True
+    table |= _limits(overrides)
     settings = read_settings(data_dir, overrides)
-    section = type(settings.target)(name=name, **table)
-    loaded = target_of(settings.model_copy(update={"target": section}), refresh=True)
+    loaded = target_of(with_target(settings, name, **table), refresh=True)
     path = settings.data_dir / FOLDER / f"{name}.toml"
-    publish_file(path, "".join(f"{key} = {json.dumps(value)}\n" for key, value in table.items()))
-    path.chmod(0o600)
+    publish_file(path, "".join(f"{key} = {json.dumps(value, ensure_ascii=False)}\n" for key, value in table.items()))
     if as_json:
         print_json({"name": name, "file": path, **table})
         return
@@ -120,7 +127,7 @@ def check(
     as_json: AsJson = False,
 ) -> None:
     """Check whether a target keeps the environment contract and what it says of itself. Nothing is stored."""
-    subject = _target(read_settings(data_dir, overrides), name, refresh=True)
+    subject = _target(read_settings(data_dir, overrides), name, _limits(overrides), refresh=True)
     results = asyncio.run(_check(subject, tasks, seed, as_json))
     failed = [result for result in results if result.ok is False]
     if as_json:
@@ -155,7 +162,7 @@ def play(
     overrides: Overrides = None,
 ) -> None:
     """Play one task by hand, or watch the target's gold policy: what the agent sees, its messages, and the score."""
-    subject = _target(read_settings(data_dir, overrides), name)
+    subject = _target(read_settings(data_dir, overrides), name, _limits(overrides))
     number = _seed(subject, seed, task)
     asyncio.run(_play(subject, number, gold))
 
@@ -196,7 +203,7 @@ async def _play_by_hand(source: EpisodeSource, seed: int) -> None:
         start = await episode.reset(seed)
         _show_task(start)
         done, number = False, 0
-        while not done and (message := await asyncio.to_thread(_ask, start.tools, number)) is not None:
+        while not done and (message := await _message(start.tools, number)) is not None:
             step = await episode.step(message)
             for reply in step.messages:
                 _show(reply)
@@ -218,6 +225,25 @@ def _show_score(score: Score, done: bool) -> None:
     parts = "".join(f", {name} {value:g}" for name, value in score.parts.items())
     verdict = "success" if score.success else "failure"
     _say("score", f"{verdict}, reward {score.reward:g}{parts}{'' if done else '; the episode has not ended'}", "bold")
+
+
+async def _message(tools: list[dict[str, Any]], number: int) -> Message | None:
+    """Return what ``_ask`` reads; Ctrl-C ends the wait, which a thread of the event loop's pool would outlive."""
+    loop = asyncio.get_running_loop()
+    answer: asyncio.Future[Message | None] = loop.create_future()
+
+    def resolve(message: Message | None) -> None:
+        if not answer.done():
+            answer.set_result(message)
+
+    def read() -> None:
+        message = _ask(tools, number)
+        # After Ctrl-C the loop is closed.
+        with suppress(RuntimeError):
+            loop.call_soon_threadsafe(resolve, message)
+
+    threading.Thread(target=read, name="reads a message", daemon=True).start()
+    return await answer
 
 
 def _ask(tools: list[dict[str, Any]], number: int) -> Message | None:
@@ -251,10 +277,16 @@ def _say(speaker: str, text: str, style: str = "") -> None:
     console.print(Text.assemble((f"{sanitize_line(speaker):10}", "bold"), (sanitize_block(text, 20_000), style)))
 
 
-def _target(settings: Settings, name: str | None, *, refresh: bool = False) -> Target:
+def _target(settings: Settings, name: str | None, limits: Mapping[str, Any], *, refresh: bool = False) -> Target:
     if name is not None and name != settings.target.name:
-        settings = settings.model_copy(update={"target": type(settings.target)(name=name)})
+        settings = with_target(settings, name, **limits)
     return target_of(settings, refresh=refresh)
+
+
+def _limits(pairs: list[str] | None) -> dict[str, Any]:
+    """Return the limits of a target's process that ``--set`` names, by key."""
+    values = dict(parse_pair(pair) for pair in pairs or [])
+    return {key: values[f"target.{key}"] for key in ("start_s", "step_s") if f"target.{key}" in values}
 
 
 def _user(subject: Target) -> SilentUser | None:

@@ -9,6 +9,7 @@ init``.
 """
 
 import difflib
+import hashlib
 import json
 import logging
 import os
@@ -86,14 +87,17 @@ SERVICE_SECTIONS = (
 # Sections that do not change the results of a cycle.
 EXCLUDED_SECTIONS = ("data_dir", "store", "seed", "retention", "devices", "prompting", *SERVICE_SECTIONS)
 # Keys that are not stored with a cycle: most limit time, cost or speed and do not change its results.
+# How a target is started. It is never read from a stored cycle: a restored store must not name a program.
+START_KEYS = ("kind", "factory", "python", "options", "trusted", "start_s", "step_s")
 EXCLUDED_KEYS: dict[str, Any] = {
     "engine": set(EngineSection.model_fields) - {"max_batch", "max_length", "max_tokens", "temperature"},
     "synthesis": {"starts", "candidates", "repairs", "file_tokens", "max_tokens", "max_cost", "max_minutes"},
     "llm": REQUEST_KEYS,
     "training": EXECUTION_KEYS,
-    # How a target is started is never read from a stored cycle: a restored store must not name a program.
-    "target": {"kind", "factory", "python", "options", "trusted", "start_s", "step_s"},
+    "target": set(START_KEYS),
 }
+# A digest of the keys of [target] that ``START_KEYS`` leaves out of a cycle's configuration.
+TARGET_START = "start"
 # Environment variables with the prefix that are not settings.
 NON_SETTING_VARIABLES = {
     "TRACED_DATA_DIR",
@@ -305,8 +309,20 @@ def configuration(settings: Settings) -> dict[str, Any]:
     """Return the settings on which the results of a cycle depend, as JSON."""
     # Without an LLM the section is left out, so that the configuration equals that of cycles from before it existed.
     values = settings.model_dump(mode="json", exclude={**dict.fromkeys(EXCLUDED_SECTIONS, True), **EXCLUDED_KEYS})
+    values["target"][TARGET_START] = _start_digest(settings.target)
     analysts = (values["analysis"].get("analyst"), values["synthesis"]["synthesizer"])
     return values if "llm" in analysts else {name: section for name, section in values.items() if name != "llm"}
+
+
+def _start_digest(section: TargetSection) -> str:
+    """Return a digest of what determines a target's world; "" for one that its name alone stands for."""
+    values = section.model_dump(mode="json", exclude_defaults=True, exclude={"name", "split_seed", "start_s", "step_s"})
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:12] if values else ""
+
+
+def start_overrides(settings: Settings) -> dict[str, Any]:
+    """Return how the target is started, by dotted key, for a process that works on a cycle."""
+    return {f"target.{key}": getattr(settings.target, key) for key in START_KEYS}
 
 
 def with_defaults(config: Mapping[str, Any]) -> dict[str, Any]:

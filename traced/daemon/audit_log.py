@@ -4,7 +4,7 @@ Decisions through the API, by commands beside a service that hangs, and while no
 line has the number and hash of its entry, so a log that is shipped to another machine keeps heads for ``traced audit
 --check`` where nobody here can change them.
 
-Invariants: each entry is logged at least once: ``DIR/audit-logged`` has the head one, and is written after its line.
+Invariants: each entry is logged at least once: ``DIR/audit-logged`` has the newest one that was logged.
 Entries from before the first start are not logged, nor is a log that was replaced since, as a restore does: that is a
 warning, and the new head is the beginning. How it fails: errors of the store are logged, and the entries follow at the
 next poll; if the file cannot be written, this is logged, and entries may be logged again after a restart.
@@ -36,13 +36,18 @@ log = logging.getLogger(__name__)
 async def log_audit(store: Engine, data_dir: Path) -> None:
     """Log the head at the start and then every new entry of the audit log, until cancelled."""
     head: AuditHead | None = None
+    outage = ""
     while True:
         try:
             if head is None:
                 head = await asyncio.to_thread(_start, store, data_dir)
             head = await asyncio.to_thread(log_new_entries, store, data_dir, head)
+            outage = ""
         except StoreError as error:
-            log.warning("new entries of the audit log are not logged yet: %s", error)
+            # Once, however long the store is away.
+            if not outage:
+                log.warning("new entries of the audit log are not logged yet: %s", error)
+            outage = str(error)
         await asyncio.sleep(POLL_S)
 
 

@@ -43,7 +43,16 @@ from store.repositories.events import save_event
 from store.repositories.promotions import awaiting_decision, latest_gate
 from traced.client.models import ACTIVITY, PROGRESS, WAITS
 from traced.config.logs import bind_ids
-from traced.config.settings import EXCLUDED_SECTIONS, Settings, configuration, load_settings, with_defaults
+from traced.config.settings import (
+    EXCLUDED_SECTIONS,
+    START_KEYS,
+    TARGET_START,
+    Settings,
+    configuration,
+    load_settings,
+    start_overrides,
+    with_defaults,
+)
 from traced.core.checks import raise_first
 from traced.core.errors import ConfigError, CycleChanged, TracedError
 from traced.core.progress import Progress
@@ -240,7 +249,7 @@ class CycleLoop:
 
         if not needs_model_checks(settings):
             return True
-        overrides = _dotted(configuration(settings), settings.seed)
+        overrides = _dotted(configuration(settings), settings.seed) | start_overrides(settings)
         checking = asyncio.ensure_future(self._model_check.run(settings, overrides))
         await self._run_until_drained(checking, drained)
         if checking.cancelled():
@@ -325,7 +334,7 @@ class CycleLoop:
         self._stage_runner = runner = ChildStageRunner(
             context,
             cycle,
-            overrides_of(cycle),
+            overrides_of(cycle) | start_overrides(settings),
             self.executor,
             self.ledger,
             self._on_report,
@@ -443,7 +452,8 @@ def _dotted(config: dict[str, Any], seed: int) -> dict[str, Any]:
     flat: dict[str, Any] = {"seed": seed}
     for section, values in with_defaults(config).items():
         if isinstance(values, dict):
-            flat |= {f"{section}.{key}": value for key, value in values.items()}
+            keys = {key: value for key, value in values.items() if (section, key) != ("target", TARGET_START)}
+            flat |= {f"{section}.{key}": value for key, value in keys.items()}
         else:
             flat[section] = values
     # Each training leases its own device.
@@ -464,7 +474,16 @@ def as_begun(running: Settings, cycle: Cycle) -> Settings:
         for name in Settings.model_fields
         if name not in EXCLUDED_SECTIONS or name == "seed"
     }
-    return running.model_copy(update=overrides)
+    # The file may have another target by now; the service has the one of its start.
+    starts = {key: getattr(running.target, key) for key in START_KEYS}
+    combined = running.model_copy(update={**overrides, "target": settings.target.model_copy(update=starts)})
+    if configuration(combined)["target"] != with_defaults(cycle.config)["target"]:
+        raise CycleChanged(
+            f"{cycle.id} was started on the target {cycle.target} of other settings (target.kind, factory, python,"
+            " options, trusted): its episodes would be those of two worlds",
+            hint="put [target] back, or traced cycle start begins a new cycle; recorded results are kept",
+        )
+    return combined
 
 
 def _is_infrastructure_error(error: Exception) -> bool:

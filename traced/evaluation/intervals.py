@@ -8,7 +8,7 @@ by Fagerland, Lydersen and Laake 2014, Statistics in Medicine 33:2850-2875). It 
 pairs, where Wald and bootstrap intervals collapse to a point; scipy has no interval for paired proportions. Several
 trials of a task are not independent, so counts are divided by the design effect (Rao and Scott 1992, Biometrics
 48:577-585), which is clamped to [1, trials per task]. Single rates have Wilson's interval (Wilson 1927; Brown, Cai and
-DasGupta 2001).
+DasGupta 2001), with counts divided in the same way.
 
 Not covered: fewer than about 10 tasks with several trials; the estimate of the design effect is then unreliable.
 """
@@ -121,10 +121,14 @@ def tango(gains: float, losses: float, pairs: float, level: float = 0.95) -> tup
 
 def design_effect(pairs: Sequence[Pair]) -> float:
     """Return the ratio of the mean difference's variance with tasks as clusters to that of independent pairs."""
+    return _design_effect((p.task_id, int(p.adapter) - int(p.base)) for p in pairs)
+
+
+def _design_effect(values_by_task: Iterable[tuple[str, int]]) -> float:
     clusters: dict[str, list[int]] = {}
-    for p in pairs:
-        clusters.setdefault(p.task_id, []).append(int(p.adapter) - int(p.base))
-    count, tasks = len(pairs), len(clusters)
+    for task, value in values_by_task:
+        clusters.setdefault(task, []).append(value)
+    count, tasks = sum(len(values) for values in clusters.values()), len(clusters)
     largest = max(len(values) for values in clusters.values())
     if largest == 1:
         return 1.0
@@ -167,7 +171,8 @@ def _by_key(trajectories: Iterable[Trajectory]) -> dict[tuple[str, int], Outcome
 class Rate:
     """Success rate of one policy over ``episodes`` judged episodes (success or failure), with its 95 % interval.
 
-    ``infrastructure`` is the number of episodes that were excluded because of an infrastructure outcome.
+    ``infrastructure`` is the number of episodes that were excluded because of an infrastructure outcome. The trials of
+    a task count as one cluster.
     """
 
     name: str
@@ -181,7 +186,7 @@ class Rate:
 
 @dataclass(frozen=True)
 class Change:
-    """Success rates of base and router on the same ``tasks`` tasks, all of which need the capability."""
+    """Success rates of base and router on the same ``tasks`` trials of tasks, all of which need the capability."""
 
     tasks: int
     base: float
@@ -192,9 +197,9 @@ class Change:
 class RoutingQuality:
     """A router's picks compared with the best choice per task, over ``tasks`` tasks that every option completed.
 
-    ``best`` counts the tasks on which the pick did as well as the best option, ``decisive`` those on which the options
-    differ, and ``right`` the decisive tasks on which the pick succeeded. ``oracle`` is the success rate of always
-    picking the best option; ``picks`` counts the picks by model.
+    Each trial of a task counts. ``best`` counts the tasks on which the pick did as well as the best option,
+    ``decisive`` those on which the options differ, and ``right`` the decisive tasks on which the pick succeeded.
+    ``oracle`` is the success rate of always picking the best option; ``picks`` counts the picks by model.
     """
 
     tasks: int
@@ -212,31 +217,44 @@ class RoutingQuality:
 
 def rate(name: str, trajectories: Iterable[Trajectory]) -> Rate:
     """Return the success rate of one policy's episodes; its interval is [0, 1] if no episode was judged."""
-    outcomes = Counter(trajectory.outcome for trajectory in trajectories)
-    successes, infrastructure = outcomes[Outcome.SUCCESS], outcomes[Outcome.INFRASTRUCTURE]
-    sound = successes + outcomes[Outcome.FAILURE]
-    if not sound:
+    outcomes = [(trajectory.task_id, trajectory.outcome) for trajectory in trajectories]
+    infrastructure = sum(outcome is Outcome.INFRASTRUCTURE for _, outcome in outcomes)
+    outcomes_by_task = [(task, int(outcome is Outcome.SUCCESS)) for task, outcome in outcomes if outcome.is_judged]
+    successes, count = sum(success for _, success in outcomes_by_task), len(outcomes_by_task)
+    if not count:
         return Rate(name, 0, 0, 0.0, 0.0, 1.0, infrastructure)
-    from scipy.stats import binomtest  # slow to import, see ``tango``
-
-    interval = binomtest(successes, sound).proportion_ci(LEVEL, method="wilson")
-    return Rate(name, sound, successes, successes / sound, float(interval.low), float(interval.high), infrastructure)
+    low, high = wilson(successes / count, count / _design_effect(outcomes_by_task))
+    return Rate(name, count, successes, successes / count, low, high, infrastructure)
 
 
-def successes_by_task(trajectories: Iterable[Trajectory]) -> dict[str, bool]:
-    """Return by task id whether the task was solved, without unjudged episodes; one episode per task is expected."""
+def wilson(share: float, count: float) -> tuple[float, float]:
+    """Return Wilson's 95 % interval of a success rate of ``count`` > 0 trials, which may be a fraction."""
+    z = NormalDist().inv_cdf(0.5 + LEVEL / 2)
+    centre = (share + z * z / (2 * count)) / (1 + z * z / count)
+    half_width = z * math.sqrt(share * (1 - share) / count + z * z / (4 * count * count)) / (1 + z * z / count)
+    return max(centre - half_width, 0.0), min(centre + half_width, 1.0)
+
+
+def episode_key(trajectory: Trajectory) -> str:
+    """Return the name of a trial of a task among the episodes of one model: the task's id for the first one."""
+    return f"{trajectory.task_id} (trial {trajectory.trial})" if trajectory.trial else trajectory.task_id
+
+
+def _successes(trajectories: Iterable[Trajectory]) -> dict[str, bool]:
+    """Return by ``episode_key`` whether the task was solved, without unjudged episodes."""
     sound = (trajectory for trajectory in trajectories if trajectory.outcome.is_judged)
-    return {trajectory.task_id: trajectory.outcome is Outcome.SUCCESS for trajectory in sound}
+    return {episode_key(trajectory): trajectory.outcome is Outcome.SUCCESS for trajectory in sound}
 
 
 def by_capability(
     base: Sequence[Trajectory], routed: Sequence[Trajectory], capabilities_of: Callable[[str], Iterable[str]]
 ) -> dict[str, Change]:
     """Return base and routed success rates by capability; ``capabilities_of(task_id)`` returns what a task needs."""
-    base_successes, routed_successes = successes_by_task(base), successes_by_task(routed)
+    base_successes, routed_successes = _successes(base), _successes(routed)
+    task_ids = {episode_key(trajectory): trajectory.task_id for trajectory in base}
     groups: dict[str, list[str]] = {}
     for task in sorted(base_successes.keys() & routed_successes.keys()):
-        for name in capabilities_of(task):
+        for name in capabilities_of(task_ids[task]):
             groups.setdefault(name, []).append(task)
     return {
         name: Change(
@@ -247,8 +265,8 @@ def by_capability(
 
 
 def routing_quality(picks: Mapping[str, str], options: Mapping[str, Sequence[Trajectory]]) -> RoutingQuality:
-    """Compare the picks (task id -> model) with each option (model -> episodes) on the same tasks."""
-    successes = {model: successes_by_task(episodes) for model, episodes in options.items()}
+    """Compare the picks (``episode_key`` -> model) with each option (model -> episodes) on the same tasks."""
+    successes = {model: _successes(episodes) for model, episodes in options.items()}
     tasks = [task for task in sorted(picks) if all(task in option_successes for option_successes in successes.values())]
     possible = [any(option_successes[task] for option_successes in successes.values()) for task in tasks]
     pick_successes = [successes[picks[task]][task] for task in tasks]

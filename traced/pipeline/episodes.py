@@ -22,7 +22,6 @@ from traced.inference.policies import Policy
 from traced.pipeline.context import Context
 from traced.rollouts.episodes import EpisodeJob, Limits, Origin, run_episodes, trajectory_id
 from traced.rollouts.step_limit import step_timeout_s
-from traced.targets.loading import DEFAULT_STEP_S
 from traced.targets.registry import Target
 
 BATCH = 32  # trajectories per transaction
@@ -157,7 +156,7 @@ def limits_of(context: Context, source: EpisodeSource) -> Limits:
         description = target.description
         turns = description.max_turns or turns
         concurrency = min(concurrency, description.concurrency or concurrency)
-        call_s = settings.target.step_s or description.step_s or max(DEFAULT_STEP_S, call_s)
+        call_s = target.step_s
     return Limits(turns, concurrency, step_timeout_s(call_s))
 
 

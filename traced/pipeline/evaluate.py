@@ -19,7 +19,7 @@ from store.repositories.serving import save_routing
 from store.types import Outcome, Trajectory, opening_messages
 from traced.config.settings import Settings
 from traced.evaluation.figures import FLOOR, ON_TARGET, ROUTED
-from traced.evaluation.intervals import Rate, rate
+from traced.evaluation.intervals import Rate, episode_key, rate
 from traced.inference.client import Completion
 from traced.inference.policies import Policy
 from traced.pipeline.adapter_files import check_version, serve_version
@@ -30,6 +30,7 @@ from traced.pipeline.promote import routable_adapters
 from traced.pipeline.routers import routers
 from traced.pipeline.train import job_for, with_servers
 from traced.rollouts.episodes import EpisodeJob
+from traced.rollouts.step_limit import step_timeout_s
 from traced.routing.routers import RoutedPolicy, Router
 from traced.training.device import training_device
 from traced.training.process import train as run_job
@@ -143,7 +144,7 @@ async def _record_other_choices(
             picks[name], reason_counts = {}, Counter[str]()
             for trajectory in trajectories:
                 decision = await router.choose(Task("", opening_messages(trajectory.messages), []))
-                picks[name][trajectory.task_id] = decision.model
+                picks[name][episode_key(trajectory)] = decision.model
                 reason_counts.update([decision.reason] if decision.reason else [])
                 stage.advance()
             reasons[name] = dict(reason_counts)
@@ -174,6 +175,10 @@ async def grpo_on_target(context: Context, rollouts: int) -> None:
         out=context.run_dir / "training" / ON_TARGET,
         device=device,
     )
+    # A group is one task, and the target's own limits come before those of the settings.
+    turns, groups = context.target.description.max_turns or job.max_turns, min(job.groups, len(split))
+    step_s = step_timeout_s(context.target.step_s)
+    job = dataclasses.replace(job, groups=groups, max_turns=turns, step_timeout_s=step_s)
     iterations = math.ceil(rollouts / (job.groups * job.rollouts))
     # Early stopping is off, because the comparison must spend the same number of rollouts as the adapters.
     job = dataclasses.replace(job, threads=context.settings.threads, solved_after=0)

@@ -15,6 +15,7 @@ from store.repositories.capabilities import get_capability
 from store.repositories.environments import get_environment
 from store.repositories.promotions import latest_gate, save_gate
 from store.types import GateAnswer, GateResult, PairedDifference, Trajectory
+from traced.config.cycle_sections import GateSection
 from traced.core.errors import CapabilityError, GateError, StageError
 from traced.evaluation.figures import points
 from traced.evaluation.gate import ComparisonName, GatePolicy, run_gate, untouched_tasks
@@ -119,14 +120,14 @@ async def compare(
             ) from error
 
 
-def round_jobs(target: Target, round_number: int, seeds: int, trials: int) -> list[EpisodeJob]:
-    """Return a round's episodes on the gate split of a target, at least ``seeds`` times ``trials``.
+def round_jobs(target: Target, round_number: int, settings: GateSection) -> list[EpisodeJob]:
+    """Return a round's episodes on the gate split of a target, at least ``gate.seeds`` times ``gate.trials``.
 
-    Rounds never share seeds. A shorter list of tasks is played as a whole in every round, in trials of its own; the
-    interval counts the trials of a task as one cluster.
+    Rounds never share seeds. A list of tasks that is too short for all rounds is played as a whole in each of them, in
+    trials of its own; the interval counts the trials of a task as one cluster.
     """
-    split = target.splits["gate"]
-    if target.division.tasks is None or seeds * round_number <= len(split):
+    split, seeds, trials = target.splits["gate"], settings.seeds, settings.trials
+    if target.division.tasks is None or seeds * settings.max_rounds <= len(split):
         start = split.start + (round_number - 1) * seeds
         return split_jobs(target, "gate", range(start, start + seeds), trials)
     trials_per_task = -(-seeds * trials // len(split))
@@ -153,7 +154,7 @@ class _Rounds:
             pairs_by_comparison["environment"] = pair(baseline, candidate)
         if "target" in names or "untouched" in names:
             settings = self.context.settings.gate
-            jobs = round_jobs(self.context.target, round_number, settings.seeds, settings.trials)
+            jobs = round_jobs(self.context.target, round_number, settings)
             baseline, candidate = await self._run_sides(self.target, jobs)
             pairs = pair(baseline, candidate)
             # Untouched tasks are defined by the base model's own episodes, whatever the two sides are.

@@ -37,8 +37,9 @@ from traced.inference.server_check import check_server
 from traced.jobs.devices import NvmlProbe, Readings
 from traced.jobs.idleness import suitable_devices
 from traced.pipeline.memory_check import MemoryCheck, has_gpu_engine
+from traced.targets.description import MODEL_USER
 from traced.targets.play import gold_play
-from traced.targets.registry import Target, target
+from traced.targets.registry import DESK, Target, target
 
 if TYPE_CHECKING:
     from traced.training.footprint import Footprint, MetaModel
@@ -87,7 +88,9 @@ def needs_model_checks(settings: Settings) -> bool:
     is_limited = any(_value(settings, key) < _default(key) for key in TESTED_LIMITS)
     needs_memory = any(_value(settings, key) > _default(key) for key in MEMORY_SETTINGS)
     is_on_cpu = settings.devices.train_on == Settings.model_fields["devices"].default.train_on
-    return settings.model.spec != BUNDLED or bool(settings.engine.urls) or is_limited or needs_memory or not is_on_cpu
+    is_other_target = bool(settings.target.kind) or settings.target.name != DESK.name
+    is_other = settings.model.spec != BUNDLED or is_other_target or bool(settings.engine.urls)
+    return is_other or is_limited or needs_memory or not is_on_cpu
 
 
 def quick_checks(settings: Settings, gpus: ReadGpus = read_gpus) -> Iterator[Finding]:
@@ -330,6 +333,7 @@ class EpisodeSize:
 
     tokens: int
     turns: int
+    max_turns: int | None = None  # the target's own limit
 
 
 def oracle_size(subject: Subject) -> EpisodeSize | None:
@@ -339,11 +343,15 @@ def oracle_size(subject: Subject) -> EpisodeSize | None:
         ConfigError: The target's environment or its oracle fails.
     """
     name = subject.settings.target.name
+    if subject.settings.target.kind == "recorded":
+        return None
     episode_target = target(subject.settings)
-    if not episode_target.description.gold:
+    if not episode_target.description.gold or episode_target.description.user == MODEL_USER:
         return None
     try:
         plays = asyncio.run(_gold_plays(episode_target))
+    except TracedError:
+        raise
     # The environment is the user's code.
     except Exception as error:
         raise ConfigError(
@@ -355,7 +363,8 @@ def oracle_size(subject: Subject) -> EpisodeSize | None:
         messages = [{"role": "system", "content": play.task.system}, *play.task.messages]
         messages += [message for turn in play.turns for message in (turn.message, *turn.replies)]
         sizes.append(EpisodeSize(len(subject.chat_format.render(messages, play.task.tools)), len(play.turns)))
-    return EpisodeSize(max(size.tokens for size in sizes), max(size.turns for size in sizes))
+    own_limit = episode_target.description.max_turns
+    return EpisodeSize(max(size.tokens for size in sizes), max(size.turns for size in sizes), own_limit)
 
 
 async def _gold_plays(episode_target: Target) -> list[OraclePlay]:
@@ -367,7 +376,9 @@ def _episode(subject: Subject) -> Finding:
     settings, name = subject.settings, "episode"
     size = oracle_size(subject)
     if size is None:
-        return Finding(name, True, f"the target {settings.target.name} has no oracle, so nothing was counted")
+        return Finding(
+            name, True, f"the target {settings.target.name} has no oracle, or its user is a model: nothing was counted"
+        )
     observed = f"the oracle's longest of {SEEDS} has {size.tokens} tokens and {size.turns} assistant messages"
     positions = subject.footprint.positions
     if size.tokens > positions:
@@ -376,8 +387,13 @@ def _episode(subject: Subject) -> Finding:
         "training.max_length": size.tokens,
         "engine.max_length": size.tokens,
         "training.max_turns": size.turns,
-        "collect.max_turns": size.turns,
+        # A target's own limit comes before the setting.
+        **({} if size.max_turns else {"collect.max_turns": size.turns}),
     }
+    if size.max_turns is not None and size.max_turns < size.turns:
+        return Finding(
+            name, False, f"{observed}, but the target ends episodes at {size.max_turns}", "target: max_turns"
+        )
     for key, need in needs.items():
         if _value(settings, key) < need:
             # Twice the oracle's, which wastes no step.

@@ -36,6 +36,7 @@ from traced.evaluation.intervals import (
     RoutingQuality,
     by_capability,
     compare,
+    episode_key,
     pair,
     rate,
     routing_quality,
@@ -172,7 +173,7 @@ def _routers(context: Context, arms: Arms, events: Sequence[StageEvent]) -> dict
             choice.trajectory_id: choice.model for choice in list_routing(session, cycle_id=context.cycle_id)
         }
     serving_picks = {
-        trajectory.task_id: model_by_trajectory[trajectory.id]
+        episode_key(trajectory): model_by_trajectory[trajectory.id]
         for trajectory in arms[ROUTED]
         if trajectory.id in model_by_trajectory
     }

@@ -14,7 +14,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from sandbox.admission.interface import junk_messages
+from sandbox.admission.interface import call_complaints, junk_messages
+from sandbox.client import ORACLE_TURNS
 from sandbox.contract import Message, Score, Task
 from sandbox.episodes import EpisodeSource, Step
 from sandbox.wire import OraclePlay, OracleTurn
@@ -115,9 +116,10 @@ class _Suite:
         """Reset every task, and once more by another episode."""
         for seed in self.seeds:
             first, second = await self._task(seed), await self._task(seed)
-            if first != second:
+            if first != second and self.target.description.determinism != RANDOM:
                 raise Failed(f"task {self._id(seed)} differs when it is reset again")
-        return f"{len(self.seeds)} tasks can be reset, twice with the same result"
+        result = "" if self.target.description.determinism == RANDOM else ", twice with the same result"
+        return f"{len(self.seeds)} tasks can be reset{result}"
 
     async def tools(self) -> str:
         """Compare the schemas of tools of the same name."""
@@ -132,11 +134,14 @@ class _Suite:
         return f"{len(schemas)} tools, each with one schema"
 
     async def errors(self) -> str:
-        """Send malformed messages, which the environment has to answer."""
+        """Send malformed messages, which the environment has to answer, each call by one reply."""
         count = 0
         for seed in self.seeds:
-            for play in await self._plays([seed], _junk):
-                count += len(play.turns)
+            play = await self._play(seed, _junk)
+            count += len(play.turns)
+            for turn in play.turns:
+                if complaints := call_complaints(turn.message, turn.replies):
+                    raise Failed(f"task {self._id(seed)}: {complaints[0]}")
         return f"{count} malformed messages were answered"
 
     async def score(self) -> str:
@@ -162,7 +167,7 @@ class _Suite:
         if self.target.description.determinism == RANDOM:
             return None
         for seed in self.seeds:
-            first, second = [(await self._plays([seed], _junk))[0] for _ in range(2)]
+            first, second = [await self._play(seed, _junk) for _ in range(2)]
             if (first.turns, first.score) != (second.turns, second.score):
                 raise Failed(f"task {self._id(seed)} answers the same messages differently the second time")
         return f"the same messages have the same replies and score ({self.target.description.determinism})"
@@ -172,8 +177,9 @@ class _Suite:
         if not self.target.description.gold:
             return None
         failures = []
+        turns = max(self.target.description.max_turns or 0, ORACLE_TURNS)
         for seed in self.seeds:
-            play = await gold_play(self.source, seed)
+            play = await gold_play(self.source, seed, turns)
             if not play.score.success:
                 failures.append(f"{self._id(seed)} (reward {play.score.reward:g}, {len(play.turns)} messages)")
         if failures:
@@ -191,17 +197,21 @@ class _Suite:
         ends = f"; {endless} do not end by themselves, so the limit of turns ends them" if endless else ""
         return f"doing nothing succeeds on {wins} of {len(plays)}{ends}"
 
-    async def parallel(self) -> str:
+    async def parallel(self) -> str | None:
         """Play episodes at once, and compare them with those that were played one by one."""
-        seeds = [self.seeds[number % len(self.seeds)] for number in range(PARALLEL)]
-        serial = {seed: (await self._plays([seed], _junk))[0] for seed in dict.fromkeys(seeds)}
-        for seed, play in zip(seeds, await self._plays(seeds, _junk), strict=True):
+        at_once = min(PARALLEL, self.target.description.concurrency or PARALLEL)
+        if at_once == 1:
+            return None
+        seeds = [self.seeds[number % len(self.seeds)] for number in range(at_once)]
+        serial = {seed: await self._play(seed, _junk) for seed in dict.fromkeys(seeds)}
+        plays = await asyncio.gather(*(self._play(seed, _junk) for seed in seeds))
+        for seed, play in zip(seeds, plays, strict=True):
             if self.target.description.determinism != RANDOM and (play.turns, play.score) != (
                 serial[seed].turns,
                 serial[seed].score,
             ):
                 raise Failed(f"task {self._id(seed)} goes otherwise beside other episodes")
-        return f"{PARALLEL} episodes at once do not touch each other"
+        return f"{at_once} episodes at once do not touch each other"
 
     async def privileged(self) -> str | None:
         """Look for the values of privileged fields in what the agent sees without earning it."""
@@ -215,7 +225,7 @@ class _Suite:
                 values = await episode.privileged()
             finally:
                 await episode.close()
-            play = (await self._plays([seed], _junk))[0]
+            play = await self._play(seed, _junk)
             visible = json.dumps([task.system, task.messages, task.tools, [turn.replies for turn in play.turns]])
             fields |= set(values)
             for name, value in values.items():
@@ -238,9 +248,6 @@ class _Suite:
             return task
         finally:
             await episode.close()
-
-    async def _plays(self, seeds: Sequence[int], messages: Callable[[Task, int], list[Message]]) -> list[OraclePlay]:
-        return list(await asyncio.gather(*(self._play(seed, messages) for seed in seeds)))
 
     async def _play(self, seed: int, messages: Callable[[Task, int], list[Message]]) -> OraclePlay:
         episode = self.source.episode()

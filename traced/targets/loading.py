@@ -116,9 +116,13 @@ def file_description(name: str, file: Path) -> Description:
 
 def _own_description(name: str, node: ast.ClassDef) -> dict[str, Any]:
     for item in node.body:
-        if isinstance(item, ast.Assign) and [ast.unparse(part) for part in item.targets] == ["description"]:
+        names = (
+            item.targets if isinstance(item, ast.Assign) else [item.target] if isinstance(item, ast.AnnAssign) else []
+        )
+        value = item.value if isinstance(item, ast.Assign | ast.AnnAssign) else None
+        if value is not None and [ast.unparse(part) for part in names] == ["description"]:
             try:
-                return dict(ast.literal_eval(item.value))
+                return dict(ast.literal_eval(value))
             except (ValueError, TypeError) as error:
                 raise ConfigError(
                     f"the description of the target {name} must be a literal: {error}",

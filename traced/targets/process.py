@@ -15,11 +15,12 @@ import os
 import signal
 import socket
 import sys
+from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, Protocol, Self, TypeVar
 
 import sandbox.contract
 from sandbox.contract import Message, Score, Task
@@ -37,6 +38,8 @@ LOG_LINES = 12  # of the target's output in the message of an error
 STOP_S = 2.0
 RESTARTS = 3
 MAX_USER_TURNS = 4
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -60,45 +63,32 @@ class Launch:
     start_s: float = 120.0
     step_s: float = 30.0
 
-    def with_step_s(self, seconds: float) -> "Launch":
-        """Return the same with another limit of a step."""
-        return replace(self, step_s=seconds)
-
 
 class MainProcess:
     """The running main process of a target; ``description`` is what the target says of itself."""
 
-    def __init__(self, launch: Launch, child: Child, host: socket.socket, description: dict[str, Any]) -> None:
-        self._launch, self._child, self._host = launch, child, host
+    def __init__(self, child: Child, host: socket.socket, description: dict[str, Any]) -> None:
+        self._child, self._host = child, host
         self.description = description
 
     @classmethod
     async def start(cls, launch: Launch) -> "MainProcess":
         """Start the process and wait until the target is loaded; raises ``TargetFault``."""
-        return await asyncio.to_thread(cls.start_blocking, launch)
+        child, host = await asyncio.to_thread(_spawn, launch)
+        try:
+            return cls(child, host, await asyncio.to_thread(_description, launch, child, host))
+        except BaseException:
+            # Also if this task is cancelled: the end of the process ends the thread that reads.
+            child.kill()
+            host.close()
+            raise
 
     @classmethod
     def start_blocking(cls, launch: Launch) -> "MainProcess":
         """Start as ``start``, and block meanwhile."""
-        host, remote = socket.socketpair()
-        with remote:
-            command = [str(WORKER), "--socket", str(remote.fileno()), "--factory", launch.factory]
-            command += ["--options", json.dumps(launch.options), "--contract", str(sandbox.contract.__file__)]
-            command += [part for path in launch.paths for part in ("--path", path)]
-            # The package path of traced must not reach the target: its modules have common names.
-            variables = {"PYTHONPATH": os.environ.get("PYTHONPATH", "")}
-            try:
-                child = start(
-                    command, log=launch.log, python=launch.python, pass_fds=[remote.fileno()], variables=variables
-                )
-            except StartError as error:
-                host.close()
-                raise TargetFault(
-                    f"the interpreter of the target cannot be started: {error.__cause__ or error}",
-                    hint="target.python = the Python of the environment that the target is installed in",
-                ) from error
+        child, host = _spawn(launch)
         try:
-            return cls(launch, child, host, _description(launch, child, host))
+            return cls(child, host, _description(launch, child, host))
         except BaseException:
             child.kill()
             host.close()
@@ -129,6 +119,27 @@ class MainProcess:
         """End the process and those of its episodes."""
         self._host.close()
         self._child.stop(STOP_S)
+
+
+def _spawn(launch: Launch) -> tuple[Child, socket.socket]:
+    host, remote = socket.socketpair()
+    with remote:
+        command = [str(WORKER), "--socket", str(remote.fileno()), "--factory", launch.factory]
+        command += ["--options", json.dumps(launch.options), "--contract", str(sandbox.contract.__file__)]
+        command += [part for path in launch.paths for part in ("--path", path)]
+        # The package path of traced must not reach the target: its modules have common names.
+        variables = {"PYTHONPATH": os.environ.get("PYTHONPATH", "")}
+        try:
+            child = start(
+                command, log=launch.log, python=launch.python, pass_fds=[remote.fileno()], variables=variables
+            )
+        except StartError as error:
+            host.close()
+            raise TargetFault(
+                f"the interpreter of the target cannot be started: {error.__cause__ or error}",
+                hint="target.python = the Python of the environment that the target is installed in",
+            ) from error
+    return child, host
 
 
 def _description(launch: Launch, child: Child, host: socket.socket) -> dict[str, Any]:
@@ -200,8 +211,10 @@ class ProcessSource:
     ) -> None:
         self._name, self.launch, self.tasks, self.user, self._expected = name, launch, tasks, user, expected
         self._main: MainProcess | None = None
-        self._lock = asyncio.Lock()
+        self._restart: asyncio.Task[None] | None = None
         self.restarts = 0
+        concurrency = expected.concurrency if expected is not None else None
+        self.slots = asyncio.Semaphore(concurrency or sys.maxsize)
 
     @property
     def name(self) -> str:
@@ -219,34 +232,50 @@ class ProcessSource:
         return ProcessEpisode(self)
 
     async def __aenter__(self) -> Self:
-        self._main = await MainProcess.start(self.launch)
-        if self._expected not in (None, read_description(self._name, self._main.description)):
-            await asyncio.to_thread(self._main.close)
-            raise TargetFault(
-                f"the target {self._name} describes itself otherwise than before: its package or data was changed",
-                hint=f"traced target check {self._name}, which reads the description anew",
-            )
+        self._main = await self._start()
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if self._restart is not None:
+            self._restart.cancel()
+            await asyncio.gather(self._restart, return_exceptions=True)
         if self._main is not None:
             await asyncio.to_thread(self._main.close)
 
+    async def _start(self) -> MainProcess:
+        main = await MainProcess.start(self.launch)
+        if self._expected not in (None, read_description(self._name, main.description)):
+            await asyncio.to_thread(main.close)
+            raise TargetFault(
+                f"the target {self._name} describes itself otherwise than before: its package or data was changed",
+                hint=f"traced target check {self._name}, which reads the description anew",
+            )
+        return main
+
     async def connect(self) -> socket.socket:
-        """Return a socket to the process of a new episode; starts the main process again if it ended."""
-        async with self._lock:
-            if self._main is None:
-                raise RuntimeError("use ProcessSource with 'async with'")
-            if not self._main.alive:
-                failure = self._main.end_error()
-                if self.restarts >= RESTARTS:
-                    raise failure
-                self.restarts += 1
-                await asyncio.to_thread(self._main.close)
-                self._main = await MainProcess.start(self.launch)
-            return self._main.fork()
+        """Return a socket to the process of a new episode; starts the main process again if it ended.
+
+        A caller that gives up does not stop the start, which all waiting callers share.
+        """
+        if self._main is None:
+            raise RuntimeError("use ProcessSource with 'async with'")
+        if self._restart is None and not self._main.alive:
+            if self.restarts >= RESTARTS:
+                raise self._main.end_error()
+            self.restarts += 1
+            self._restart = asyncio.create_task(self._start_again(self._main))
+        if self._restart is not None:
+            await asyncio.shield(self._restart)
+        return self._main.fork()
+
+    async def _start_again(self, ended_process: MainProcess) -> None:
+        try:
+            await asyncio.to_thread(ended_process.close)
+            self._main = await self._start()
+        finally:
+            self._restart = None
 
 
 class ProcessEpisode:
@@ -259,40 +288,47 @@ class ProcessEpisode:
         self._ids = 0
         self.pid = 0
         self._pidfd = -1
+        self._has_slot = False
 
     async def reset(self, seed: int) -> Task:
-        """Start the task of ``seed`` in a new process, and return it."""
+        """Start the task of ``seed`` in a new process, and return it; waits while too many episodes are open."""
         await self.close()
+        await self._source.slots.acquire()
+        self._has_slot = True
         self._ids = 0
-        await self._bounded("reset", self._connect())
+        # A start of the main process has a limit of its own.
+        connection = await self._source.connect()
+        await self._bounded("reset", self._open(connection))
         tasks = self._source.tasks
         answer = await self._call("reset", task=seed if tasks is None else tasks[seed])
         reply = await self._user_turns({"messages": [], "done": False, "user": answer.get("user")})
         task = answer.get("task")
         if reply["messages"] and isinstance(task, dict) and isinstance(task.get("messages"), list):
             task["messages"] += reply["messages"]
-        return read_task(task)
+        return _validated("reset", read_task, task)
 
     async def step(self, message: Message) -> Step:
         """Send one assistant message and return the replies; the user speaks in between, if it is a model."""
-        return read_step(await self._user_turns(await self._call("step", message=message)))
+        return _validated("step", read_step, await self._user_turns(await self._call("step", message=message)))
 
     async def _user_turns(self, answer: dict[str, Any]) -> dict[str, Any]:
         """Let the user reply as long as the environment asks for it, and return the answer with these messages."""
         for _ in range(MAX_USER_TURNS):
-            if answer.get("user") is None or answer.get("done"):
+            if not _awaits_user(answer):
                 return answer
             user = self._source.user
             if user is None:
-                raise SimulatorError("the target asks for a user that is a model, and none is set", hint="target.user")
+                raise SimulatorError("the target asks for a user that is a model, and there is none")
             reply = await self._call("user", text=await user.reply(answer["user"]))
             reply["messages"] = [*answer.get("messages", []), *reply.get("messages", [])]
             answer = reply
-        raise TargetFault(f"the target asked for {MAX_USER_TURNS} messages of the user in one turn")
+        if _awaits_user(answer):
+            raise TargetFault(f"the target asked for more than {MAX_USER_TURNS} messages of the user in one turn")
+        return answer
 
     async def score(self) -> Score:
         """Return the current score."""
-        return read_score((await self._call("score")).get("score"))
+        return _validated("score", read_score, (await self._call("score")).get("score"))
 
     async def gold_message(self) -> Message | None:
         """Return the next message of the gold policy, None at its end; raises ``TargetFault`` if there is none."""
@@ -304,20 +340,30 @@ class ProcessEpisode:
         return dict((await self._call("privileged")).get("values") or {})
 
     async def close(self) -> None:
-        """End the episode's process."""
-        if self._writer is not None:
-            writer, self._reader, self._writer = self._writer, None, None
-            self._kill()
-            writer.close()
-            with suppress(ConnectionError):
-                await writer.wait_closed()
+        """End the episode's process, and wait for its end: what it held is free for the next one."""
+        try:
+            if self._pidfd >= 0:
+                self._kill()
+                pidfd, self._pidfd = self._pidfd, -1
+                await _wait_for_end(pidfd)
+            if self._writer is not None:
+                writer, self._reader, self._writer = self._writer, None, None
+                writer.close()
+                with suppress(ConnectionError):
+                    await writer.wait_closed()
+        finally:
+            if self._has_slot:
+                self._has_slot = False
+                self._source.slots.release()
 
-    async def _connect(self) -> None:
-        connection = await self._source.connect()
+    async def _open(self, connection: socket.socket) -> None:
         self._reader, self._writer = await asyncio.open_unix_connection(sock=connection, limit=LINE_BYTES)
         self.pid = int((await self._answer("reset"))["pid"])
-        # The process waits for a request, so that its number is its own.
-        self._pidfd = os.pidfd_open(self.pid)
+        try:
+            # The process waits for a request, so that its number is its own.
+            self._pidfd = os.pidfd_open(self.pid)
+        except ProcessLookupError as error:
+            raise TargetFault("the process of the episode ended during 'reset' of the target") from error
 
     async def _call(self, op: str, **fields: Any) -> dict[str, Any]:
         if self._writer is None:
@@ -372,5 +418,28 @@ class ProcessEpisode:
         if self._pidfd >= 0:
             with suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
-            os.close(self._pidfd)
-            self._pidfd = -1
+
+
+async def _wait_for_end(pidfd: int) -> None:
+    """Wait until a process that was killed has ended, at most ``STOP_S`` seconds, and close its descriptor."""
+    loop, has_ended = asyncio.get_running_loop(), asyncio.Event()
+    loop.add_reader(pidfd, has_ended.set)
+    try:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(STOP_S):
+                await has_ended.wait()
+    finally:
+        loop.remove_reader(pidfd)
+        os.close(pidfd)
+
+
+def _awaits_user(answer: dict[str, Any]) -> bool:
+    return answer.get("user") is not None and not answer.get("done")
+
+
+def _validated(op: str, parse: Callable[[Any], T], value: object) -> T:
+    """Return what ``parse`` makes of a target's value; raises ``TargetFault`` for what the contract forbids."""
+    try:
+        return parse(value)
+    except SandboxError as error:
+        raise TargetFault(f"'{op}' of the target returned what the contract forbids: {error}") from error

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sandbox.client import SandboxSource
 from sandbox.episodes import EpisodeSource
@@ -25,8 +25,8 @@ from traced.core.errors import ConfigError
 from traced.core.ownership import sandbox_owner
 from traced.targets import desk
 from traced.targets.bundled import BUNDLED
-from traced.targets.description import Description, Division, divide
-from traced.targets.loading import factory_file, file_description, launch, process_description
+from traced.targets.description import MODEL_USER, Description, Division, divide
+from traced.targets.loading import DEFAULT_STEP_S, factory_file, file_description, launch, process_description
 from traced.targets.local import LocalSource
 from traced.targets.process import ProcessSource, User
 
@@ -46,6 +46,7 @@ class Target:
     description: Description
     open_source: Callable[[User | None], AbstractAsyncContextManager[EpisodeSource]]
     needed_capabilities: Callable[[str], set[str]] = lambda _: set()
+    step_s: float = DEFAULT_STEP_S  # limit of a reset, step or score
 
     @property
     def splits(self) -> Mapping[str, range]:
@@ -93,6 +94,12 @@ def find_target(
         if section.name == DESK.name:
             return DESK
         section = table_of(section, data_dir)
+    elif section.name == DESK.name or section.name in BUNDLED:
+        # Its episodes and cycles would mix with those of the other.
+        raise ConfigError(
+            f"target.name is {section.name!r}, which is a target of traced; a target of your own has another name",
+            hint='target.name = "NAME"',
+        )
     if section.kind == "recorded":
         raise ConfigError(
             f"no episode of the target {section.name} can be played: it has recorded conversations only"
@@ -105,30 +112,42 @@ def find_target(
         return _sandboxed(section, limits, owner)
     start_options = launch(section, data_dir)
     description = process_description(section.name, start_options, data_dir, refresh=refresh)
-    if description.step_s and not section.step_s:
-        start_options = start_options.with_step_s(description.step_s)
+    step_s = section.step_s or description.step_s or DEFAULT_STEP_S
+    start_options = replace(start_options, step_s=step_s)
     division = divide(section.name, description, section.split_seed)
     return Target(
         section.name,
         division,
         description,
         lambda user: ProcessSource(section.name, start_options, division.tasks, user, description),
+        step_s=step_s,
     )
 
 
 def _sandboxed(section: "TargetSection", limits: SandboxLimits, owner: Callable[[], str]) -> Target:
     file = factory_file(section.factory)
-    if file is None:
+    if file is None or not section.factory.endswith(".py"):
         raise ConfigError(f"target.factory is {section.factory!r}; it must be FILE.py", hint='target.kind = "python"')
+    if section.python or section.options:
+        raise ConfigError(
+            "target.python and target.options have no effect in the sandbox, whose Python has no packages",
+            hint="target.trusted = true, for a process of this machine",
+        )
     description = file_description(section.name, file)
+    if description.tasks is not None:
+        raise ConfigError(
+            f"the target {section.name} has a list of tasks; a file in the sandbox has seeds only",
+            hint="target.trusted = true, for a process of this machine",
+        )
     source_code = file.read_text(encoding="utf-8")
-    if description.step_s and not section.step_s:
-        limits = replace(limits, call_seconds=description.step_s)
+    step_s = section.step_s or description.step_s or limits.call_seconds
+    limits = replace(limits, call_seconds=step_s)
     return Target(
         section.name,
         divide(section.name, description, section.split_seed),
         description,
         lambda _: SandboxSource(source_code, limits=limits, name=section.name, owner=owner()),
+        step_s=step_s,
     )
 
 
@@ -157,13 +176,9 @@ def table_of(section: "TargetSection", data_dir: Path) -> "TargetSection":
                 hint="make targets, or target.python = the interpreter that it is installed in",
             )
         options = [f"{key}={json.dumps(value)}" for key, value in bundled.options.items()]
-        values = {
-            "kind": "python",
-            "factory": bundled.factory,
-            "python": str(bundled.python),
-            "options": options,
-            **overrides,
-        }
+        start = {"kind": "python", "factory": bundled.factory, "python": str(bundled.python)}
+        # Of two values of an option the later one counts.
+        values = {**start, **overrides, "options": [*options, *section.options]}
     else:
         points = [point for point in entry_points(group=GROUP) if point.name == section.name]
         if not points:
@@ -172,7 +187,27 @@ def table_of(section: "TargetSection", data_dir: Path) -> "TargetSection":
                 hint="traced target add, or target.kind for a target of your own",
             )
         values = {"kind": "python", "factory": points[0].value, "python": sys.executable, **overrides}
-    return type(section)(**values)
+    try:
+        return type(section)(**values)
+    except ValueError as error:
+        raise ConfigError(
+            f"{file} has a value that is none: {error}", hint=f"traced target add {section.name}"
+        ) from error
+
+
+def with_target(settings: "Settings", name: str, **table: Any) -> "Settings":
+    """Return the settings with another target: that of the name, or the one that ``table`` describes.
+
+    Raises:
+        ConfigError: The name or a value of the table is none.
+    """
+    if not table and name == settings.target.name:
+        return settings
+    try:
+        section = type(settings.target)(name=name, **table)
+    except ValueError as error:
+        raise ConfigError(f"{name!r} is no target: {error}", hint="traced target list") from error
+    return settings.model_copy(update={"target": section})
 
 
 def _read(file: Path) -> dict[str, object]:
@@ -183,7 +218,15 @@ def _read(file: Path) -> dict[str, object]:
 
 
 def check_seeds(checked_target: Target, settings: "Settings") -> None:
-    """Raise ``ConfigError`` if the settings need more seeds than a split has; a list of tasks is played in trials."""
+    """Raise ``ConfigError`` if the settings need more seeds than a split has; a list of tasks is played in trials.
+
+    A target whose user is a model is refused too: no stage can provide one.
+    """
+    if checked_target.description.user == MODEL_USER:
+        raise ConfigError(
+            f"the user of the target {checked_target.name} is a model, and traced cannot provide one yet",
+            hint="traced target list, for another target",
+        )
     if checked_target.division.tasks is not None:
         return
     # Beyond its end a split would run into the next one, and train on test tasks.

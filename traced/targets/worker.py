@@ -194,7 +194,14 @@ def serve(target: Any, host: socket.socket) -> None:
         data, descriptors, _, _ = socket.recv_fds(host, 1, 1)
         if not data:
             return
-        if os.fork():
+        try:
+            child = os.fork()
+        except OSError as error:
+            # No memory or no process is free: the host sees the end of this episode's socket, and others go on.
+            print(f"no process for an episode: {error}", file=sys.stderr, flush=True)
+            os.close(descriptors[0])
+            continue
+        if child:
             os.close(descriptors[0])
             continue
         try:

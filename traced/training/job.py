@@ -201,6 +201,10 @@ class TrainingJob:
         environment = self.environment_source.get("environment")
         if environment is not None:
             values["environment_source"] = hashlib.sha256(_read(Path(environment))).hexdigest()
+        else:
+            # Where the data directory lies, and limits of time, do not change what is learned.
+            source = {key: value for key, value in self.environment_source.items() if key in ("target", "split")}
+            values["environment_source"] = source
         return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
     def to_json(self) -> str:

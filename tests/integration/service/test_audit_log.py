@@ -3,10 +3,11 @@
 from pathlib import Path
 
 import pytest
-from sqlalchemy import delete
+from sqlalchemy import Engine, delete
 
 from store.audit_chain import AuditHead
 from store.database import read_session, write_session
+from store.errors import StoreError
 from store.records import AuditEntry
 from store.repositories.events import audit_head, save_audit
 from store.service_tables import AuditRow
@@ -83,6 +84,26 @@ async def test_a_log_that_was_replaced_is_a_warning_and_begins_anew(
     assert lines[2:] == ["audit: root (local) reject x@v1"]
     with read_session(control.store) as session:
         assert (tmp_path / FILE).read_text().strip() == str(audit_head(session))
+
+
+async def test_an_outage_of_the_store_is_one_warning(
+    control: Control, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    answers = iter([StoreError("away"), StoreError("away"), None, StoreError("away again")])
+    log_new_entries = audit_log.log_new_entries
+
+    def answer(store: Engine, data_dir: Path, head: AuditHead) -> AuditHead:
+        if (error := next(answers, None)) is not None:
+            raise error
+        return log_new_entries(store, data_dir, head)
+
+    monkeypatch.setattr(audit_log, "log_new_entries", answer)
+    lines = await lines_of_run(control, tmp_path, monkeypatch, caplog, "approve", "reject", "rollback", "add key")
+    assert [line for line in lines if "not logged yet" in line] == [
+        "new entries of the audit log are not logged yet: away",
+        "new entries of the audit log are not logged yet: away again",
+    ]
+    assert [line.split()[2] for line in lines if line.startswith("audit: ")] == ["(local)"] * 4
 
 
 async def test_a_file_that_cannot_be_read_or_written_stops_nothing(

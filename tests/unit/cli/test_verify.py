@@ -97,6 +97,13 @@ def test_doctor_says_what_is_no_longer_as_it_was_stored_and_changes_nothing(stor
     assert (finding().ok, "audit 1: entry 1" in finding().seen) == (False, True)
 
 
+def test_doctor_calls_a_server_that_is_away_no_damage(tmp_path: Path) -> None:
+    url = "postgresql+psycopg://traced@127.0.0.1:1/traced"
+    finding = check_integrity(load_settings(tmp_path, {"store.url": url}))
+    assert (finding.ok, finding.seen) == (False, "not checked: the store cannot be opened")
+    assert finding.fix == "see the finding on the store"
+
+
 def test_doctor_reports_a_damaged_database_file(store: Engine, tmp_path: Path) -> None:
     store.dispose()
     file = tmp_path / "traced.db"

@@ -19,6 +19,8 @@ SPELLINGS = {
     "Windows": '[notify]\r\ntimeout_s = 3.0\r\ncommands = [{name = "x", argv = ["/bin/x"]}]\r\n',
     "vLLM": '[engine]\nvllm_python = "/tmp/python"\nvllm_args = ["--middleware=x.y"]\n[notify]\ntimeout_s = 3.0\n',
     "removed": '[api]\noperator_token_file = "/tmp/python"\n[notify]\ntimeout_s = 3.0\n',
+    "target": '[target]\nfactory = "/tmp/python"\n[notify]\ntimeout_s = 3.0\n',
+    "trusted target": '[target]\ntrusted = true\npython = "/tmp/python"\n[notify]\ntimeout_s = 3.0\n',
     "earlier name": '[serving]\nvllm_python = "/tmp/python"\n[notify]\ntimeout_s = 3.0\n',
 }
 

@@ -16,12 +16,12 @@ from traced.core.progress import Progress
 from traced.core.resources import Meter
 from traced.inference.model_files import ModelFiles
 from traced.pipeline.context import Context
-from traced.targets.registry import DESK
+from traced.targets.registry import target
 
 
 @contextmanager
 def context_with_chain(folder: Path, overrides: Mapping[str, object]) -> Iterator[Context]:
-    """Yield the context of cycle "c1" on the desk, with these settings."""
+    """Yield the context of cycle "c1" with these settings, on the desk if they name no other target."""
     store = open_store(sqlite_url(folder / "traced.db"))
     with write_session(store) as session:
         save_chain(session)
@@ -29,5 +29,5 @@ def context_with_chain(folder: Path, overrides: Mapping[str, object]) -> Iterato
         session.execute(update(AdapterRow).values(path=version.path, files=version.files))
     progress = Progress(Console(file=StringIO()))
     settings = load_settings(folder, dict(overrides))
-    yield Context(settings, store, DESK, ModelFiles("tiny", folder), "c1", progress, Meter())
+    yield Context(settings, store, target(settings), ModelFiles("tiny", folder), "c1", progress, Meter())
     store.dispose()

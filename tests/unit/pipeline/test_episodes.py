@@ -1,4 +1,4 @@
-"""Episodes that are lost to a failing engine are played again within the run."""
+"""Episodes that are lost to a failing engine are acme again within the run."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -12,10 +12,15 @@ from tests.unit.pipeline.contexts import context_with_chain
 from traced.inference.client import Completion
 from traced.inference.errors import EngineError
 from traced.pipeline.context import Context
-from traced.pipeline.episodes import episodes
-from traced.rollouts.episodes import EpisodeJob
+from traced.pipeline.episodes import episodes, limits_of
+from traced.rollouts.episodes import EpisodeJob, Limits
 from traced.rollouts.step_limit import step_timeout_s
+from traced.targets.desk import Desk
+from traced.targets.local import LocalSource
+from traced.targets.process import Launch, ProcessSource
 from traced.targets.registry import DESK
+
+WORLDS = Path(__file__).parents[1] / "targets" / "worlds.py"
 
 JOBS = [EpisodeJob(seed, 0, "train", str(seed)) for seed in range(6)]
 
@@ -64,6 +69,19 @@ async def test_lost_episodes_are_played_again_and_reported_once(context: Context
 async def test_most_episodes_lost_twice_end_the_stage_with_the_reason(context: Context) -> None:
     with pytest.raises(EngineError, match=r"6 of 6 episodes of .* were lost to .*: the engine is gone"):
         await play(context, UnsteadyPolicy(failures=2))
+
+
+def test_an_episode_has_the_limits_of_its_target(tmp_path: Path) -> None:
+    options = ["max_turns=9", "concurrency=2", "step_s=50.0"]
+    table = {"name": "acme", "kind": "python", "factory": f"{WORLDS}:WithTasks", "options": options}
+    overrides: dict[str, object] = {f"target.{key}": value for key, value in table.items()}
+    sandbox = {"sandbox.call_seconds": 7.0, "collect.max_turns": 5, "collect.concurrency": 6}
+    with context_with_chain(tmp_path, {**overrides, **sandbox}) as context:
+        acme = ProcessSource("acme", Launch("", tmp_path))
+        assert limits_of(context, acme) == Limits(9, 2, step_timeout_s(50.0))
+        assert limits_of(context, LocalSource("dates", Desk)) == Limits(5, 6, step_timeout_s(7.0))
+    with context_with_chain(tmp_path / "b", overrides | {"target.step_s": 80.0, "collect.concurrency": 1}) as context:
+        assert limits_of(context, acme) == Limits(9, 1, step_timeout_s(80.0))
 
 
 @pytest.mark.parametrize(("call_seconds", "step_s"), [(5.0, 30.0), (600.0, 610.0)])

@@ -25,8 +25,10 @@ from traced.processes.child import Reporter
 from traced.routing.hidden_state import as_json
 from traced.routing.router_files import classifier_file
 from traced.targets.desk import Desk
+from traced.targets.errors import TargetFault
 
 GIB = 2**30
+WORLDS = Path(__file__).parents[1] / "targets" / "worlds.py"
 NAMES = [
     *("engine", "router", "training", "training device", "trackers", "chat template", "episode", "adapter"),
     *("memory of 2 trainings", "memory of the engine"),
@@ -82,6 +84,8 @@ def test_a_cycle_of_the_bundled_model_loads_no_model(monkeypatch: pytest.MonkeyP
         {"engine__urls": ["http://h"]},
         {"training__lora_r": 64},
         {"devices__train_on": "cuda"},
+        {"target__name": "tau2:airline"},
+        {"target__name": "acme", "target__kind": "python"},
     ):
         assert needs_model_checks(settings(**change))
 
@@ -315,3 +319,30 @@ def test_a_key_file_that_is_not_there_is_a_failed_check_of_the_servers(tmp_path:
     (finding,) = preflight._servers(subject)
     assert (finding.ok, finding.fix) == (False, f"ls -l {file}")
     assert "engine.key_file" in finding.seen
+
+
+def other_target(tmp_path: Path, world: str, *options: str, **values: Any) -> Settings:
+    table = {"name": "acme", "kind": "python", "factory": f"{WORLDS}:{world}", "options": options}
+    return load_settings(tmp_path, {f"target.{key}": value for key, value in table.items()} | values)
+
+
+def test_the_limit_of_a_target_comes_before_the_setting(tmp_path: Path) -> None:
+    allowed = by_name(list(findings(other_target(tmp_path, "WithTasks", "max_turns=9", **{"collect.max_turns": 1}))))
+    assert allowed["episode"].ok
+    too_long = by_name(list(findings(other_target(tmp_path, "Long", "max_turns=79"))))["episode"]
+    assert (too_long.ok, too_long.fix) == (False, "target: max_turns")
+    assert "80 assistant messages, but the target ends episodes at 79" in too_long.seen
+
+
+def test_nothing_is_counted_where_nobody_can_play(tmp_path: Path) -> None:
+    with_user = by_name(list(findings(other_target(tmp_path, "WithUser"))))["episode"]
+    table = {"target.name": "acme", "target.kind": "recorded"}
+    conversations = by_name(list(findings(load_settings(tmp_path, table))))["episode"]
+    assert with_user.ok
+    assert conversations.ok
+    assert "nothing was counted" in with_user.seen
+
+
+def test_what_a_target_does_wrong_is_its_own_error(tmp_path: Path) -> None:
+    with pytest.raises(TargetFault, match="OSError: no database"):
+        list(model_checks(other_target(tmp_path, "fail_to_load")))

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from traced.config.cycle_sections import GateSection
 from traced.pipeline.episodes import first_jobs, split_jobs
 from traced.pipeline.gate import round_jobs
 from traced.rollouts.episodes import EpisodeJob
@@ -41,19 +42,26 @@ def test_a_short_list_is_played_again() -> None:
 
 
 def test_rounds_of_the_gate_share_no_seed() -> None:
-    rounds = [round_jobs(DESK, number, seeds=10, trials=2) for number in (1, 2)]
+    rounds = [round_jobs(DESK, number, GateSection(seeds=10, trials=2)) for number in (1, 2)]
     assert [job.seed for job in rounds[0]][:4] == [100_000, 100_000, 100_001, 100_001]
     assert not {job.seed for job in rounds[0]} & {job.seed for job in rounds[1]}
 
 
-@pytest.mark.parametrize(("seeds", "trials"), [(10, 1), (4, 3), (200, 1)])
-def test_a_short_list_is_played_as_a_whole_in_every_round(seeds: int, trials: int) -> None:
-    rounds = [round_jobs(target_with_tasks(8), number, seeds, trials) for number in (1, 2, 3)]
+# The last one has tasks for one round of its own and not for three.
+@pytest.mark.parametrize(("tasks", "seeds", "trials"), [(8, 10, 1), (8, 4, 3), (8, 200, 1), (150, 100, 3)])
+def test_a_short_list_is_played_as_a_whole_in_every_round(tasks: int, seeds: int, trials: int) -> None:
+    section = GateSection(seeds=seeds, trials=trials, max_rounds=3)
+    rounds = [round_jobs(target_with_tasks(tasks), number, section) for number in (1, 2, 3)]
     for jobs in rounds:
-        assert len(jobs) >= min(seeds * trials, len(jobs))
-        assert all(job.split == "gate" for job in jobs)
+        assert len(jobs) >= seeds * trials
+        assert {job.split for job in jobs} == {"gate"}
+        assert {job.task_id for job in jobs} == {f"g{n}" for n in range(tasks)}
     pairs = [pair for jobs in rounds for pair in ids(jobs)]
     assert max(Counter(pairs).values()) == 1
-    if seeds > 8:
-        assert {job.task_id for job in rounds[0]} == {f"g{n}" for n in range(8)}
-        assert len(rounds[0]) >= seeds * trials
+
+
+def test_a_list_that_is_long_enough_for_all_rounds_is_played_once() -> None:
+    section = GateSection(seeds=50, trials=1, max_rounds=3)
+    rounds = [round_jobs(target_with_tasks(150), number, section) for number in (1, 2, 3)]
+    assert [len(jobs) for jobs in rounds] == [50, 50, 50]
+    assert len({job.task_id for jobs in rounds for job in jobs}) == 150

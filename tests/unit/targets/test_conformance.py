@@ -43,6 +43,7 @@ async def test_sound_targets_pass(tmp_path: Path) -> None:
         ("Leaky", "privileged", "shows the privileged field 'secret': 'the secret is open sesame'"),
         ("Shifting", "tools", "the tool repeat has different schemas in the tasks "),
         ("Forgetful", "determinism", "answers the same messages differently the second time"),
+        ("Silent", "errors", "got answers to []"),
     ],
 )
 async def test_a_fault_is_named_by_its_check(tmp_path: Path, world: str, failed: str, message: str) -> None:
@@ -54,14 +55,28 @@ async def test_a_fault_is_named_by_its_check(tmp_path: Path, world: str, failed:
 
 
 async def test_what_is_declared_random_is_not_compared(tmp_path: Path) -> None:
-    by_name = await results(target_of(tmp_path, "WithTasks", 'determinism="none"'))
-    assert (by_name["determinism"].ok, by_name["parallel"].ok) == (None, True)
+    by_name = await results(target_of(tmp_path, "Drawing"))
+    assert (by_name["tasks"].ok, by_name["determinism"].ok, by_name["parallel"].ok) == (True, None, True)
+    assert by_name["tasks"].observed == "4 tasks can be reset"
+
+
+async def test_no_more_episodes_than_allowed_run_at_once(tmp_path: Path) -> None:
+    by_name = await results(target_of(tmp_path, "WithTasks", "concurrency=3"))
+    assert by_name["parallel"].observed == "3 episodes at once do not touch each other"
+    by_name = await results(target_of(tmp_path, "WithTasks", "concurrency=1"))
+    assert by_name["parallel"].ok is None
+
+
+async def test_the_gold_policy_may_use_all_turns_of_the_target(tmp_path: Path) -> None:
+    assert (await results(target_of(tmp_path, "Long", "max_turns=100")))["gold"].observed == "4 of 4 succeed"
 
 
 async def test_every_check_runs_although_one_raises(tmp_path: Path) -> None:
     file = tmp_path / "picky.py"
     file.write_text(WORLDS.read_text() + "\n\nclass Picky(Echo):\n    def score(self):\n        raise KeyError('x')\n")
-    settings = load_settings(tmp_path, {"target.kind": "python", "target.factory": f"{file}:Picky"})
+    settings = load_settings(
+        tmp_path, {"target.name": "picky", "target.kind": "python", "target.factory": f"{file}:Picky"}
+    )
     by_name = await results(target(settings))
     assert "KeyError" in by_name["score"].observed
     assert (by_name["tasks"].ok, by_name["tools"].ok) == (True, True)

@@ -4,24 +4,37 @@ import asyncio
 import os
 import signal
 import sys
+import textwrap
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from sandbox.contract import Message
-from sandbox.errors import AgentFault, EnvironmentFault
+from sandbox.errors import AgentFault
 from store.types import EndCause, Outcome
+from tests.unit.targets.worlds import WithTasks
+from tests.waiting import eventually_async
 from traced.inference.client import Completion
 from traced.rollouts.episodes import EpisodeJob, Limits, run_episodes
+from traced.targets.description import read_description
 from traced.targets.errors import SimulatorError, TargetFault
-from traced.targets.process import Launch, MainProcess, ProcessSource
+from traced.targets.process import MAX_USER_TURNS, Launch, MainProcess, ProcessSource
 
 WORLDS = Path(__file__).with_name("worlds.py")
 
 
 def launch(tmp_path: Path, world: str = "Echo", **limits: Any) -> Launch:
     return Launch(f"{WORLDS}:{world}", tmp_path / "target.log", **limits)
+
+
+def has_ended(pid: int) -> bool:
+    """Return whether a process has ended; its parent may not have collected it yet."""
+    try:
+        return "\nState:\tZ" in Path(f"/proc/{pid}/status").read_text()
+    except FileNotFoundError:
+        return True
 
 
 def say(text: str) -> Message:
@@ -73,8 +86,12 @@ async def test_a_failure_costs_its_own_episode(tmp_path: Path, text: str, messag
         failing, other = source.episode(), source.episode()
         await failing.reset(1)
         await other.reset(2)
+        pid = failing.pid
         with pytest.raises(TargetFault, match=message):
             await failing.step(say(text))
+        if text == "hang":
+            # Its process ends at once, and not when the episode is closed.
+            await eventually_async(lambda: has_ended(pid))
         assert (await other.step(say("word-2"))).done is True
         await failing.reset(3)
         assert (await failing.step(say("word-3"))).done is True
@@ -86,11 +103,87 @@ async def test_what_the_contract_forbids_is_a_fault_of_the_environment(tmp_path:
     async with ProcessSource("echo", launch(tmp_path)) as source:
         episode = source.episode()
         await episode.reset(1)
-        with pytest.raises(EnvironmentFault, match="role 'narrator'"):
+        with pytest.raises(TargetFault, match=r"what the contract forbids: .*role 'narrator'"):
             await episode.step(say("nonsense"))
         with pytest.raises(AgentFault, match="no JSON"):
             await episode.step(say(float("nan")))  # type: ignore[arg-type]
         await episode.close()
+
+
+async def test_an_episode_that_was_closed_has_ended(tmp_path: Path) -> None:
+    async with ProcessSource("echo", launch(tmp_path)) as source:
+        for _ in range(20):
+            episode = source.episode()
+            await episode.reset(1)
+            pid = episode.pid
+            await episode.close()
+            assert has_ended(pid)
+
+
+async def test_no_more_episodes_are_open_than_the_target_allows(tmp_path: Path) -> None:
+    start_options = launch(tmp_path, "WithTasks", options={"concurrency": 2})
+    description = read_description("echo", WithTasks(concurrency=2).description)
+    async with ProcessSource("echo", start_options, expected=description) as source:
+        first, second, third = source.episode(), source.episode(), source.episode()
+        await first.reset(1)
+        await second.reset(2)
+        waiting = asyncio.create_task(third.reset(3))
+        done, _ = await asyncio.wait([waiting], timeout=0.3)
+        assert not done
+        await first.close()
+        await waiting
+        await third.reset(4)  # it keeps its place
+        for episode in (second, third):
+            await episode.close()
+
+
+async def test_a_failed_fork_costs_one_episode(tmp_path: Path) -> None:
+    file = tmp_path / "crowded.py"
+    refuse = """
+        import os
+        fork, failures = os.fork, [OSError(11, "no process is free")]
+
+        def fork_later():
+            if failures:
+                raise failures.pop()
+            return fork()
+
+        os.fork = fork_later
+    """
+    file.write_text(WORLDS.read_text() + textwrap.dedent(refuse))
+    async with ProcessSource("echo", Launch(f"{file}:Echo", tmp_path / "target.log")) as source:
+        episode = source.episode()
+        with pytest.raises(TargetFault, match="ended during 'reset'"):
+            await episode.reset(1)
+        await episode.reset(2)
+        await episode.close()
+        assert source.restarts == 0
+    assert "no process for an episode: [Errno 11]" in (tmp_path / "target.log").read_text()
+
+
+async def test_a_start_that_is_cancelled_ends_the_process(tmp_path: Path) -> None:
+    file, pid_file = tmp_path / "slow.py", tmp_path / "pid"
+    file.write_text(f"import os, time\nopen({str(pid_file)!r}, 'w').write(str(os.getpid()))\ntime.sleep(60)\n")
+    start = asyncio.create_task(MainProcess.start(Launch(str(file), tmp_path / "log")))
+    await eventually_async(lambda: pid_file.exists() and pid_file.read_text())
+    start.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await start
+    await eventually_async(lambda: has_ended(int(pid_file.read_text())))
+
+
+async def test_a_start_may_take_longer_than_a_step(tmp_path: Path) -> None:
+    file = tmp_path / "slow.py"
+    file.write_text("import time\ntime.sleep(1)\n" + WORLDS.read_text())
+    async with ProcessSource("echo", Launch(f"{file}:Echo", tmp_path / "log", step_s=0.5)) as source:
+        assert source._main is not None
+        os.kill(source._main._child.pid, signal.SIGKILL)
+        await asyncio.to_thread(source._main._child.wait, 10)
+        episodes = [source.episode() for _ in range(3)]
+        await asyncio.gather(*(episode.reset(number) for number, episode in enumerate(episodes)))
+        assert source.restarts == 1
+        for episode in episodes:
+            await episode.close()
 
 
 async def test_a_killed_main_process_is_started_again(tmp_path: Path) -> None:
@@ -186,6 +279,19 @@ async def test_a_user_speaks_between_the_messages_of_the_agent(tmp_path: Path) -
         assert person.requests[0] == {"system": "You want word-5.", "messages": [], "stops": ["STOP"]}
         step = await episode.step(say("Which one?"))
         assert (step.messages, step.done) == ([{"role": "user", "content": "STOP"}], True)
+        await episode.close()
+
+
+@pytest.mark.parametrize(("replies", "is_fault"), [(MAX_USER_TURNS, False), (MAX_USER_TURNS + 1, True)])
+async def test_a_user_speaks_a_bounded_number_of_times_in_one_turn(
+    tmp_path: Path, replies: int, is_fault: bool
+) -> None:
+    start_options = launch(tmp_path, "Talkative", options={"replies": replies})
+    async with ProcessSource("talkative", start_options, user=Person(*["so"] * 9)) as source:
+        episode = source.episode()
+        with pytest.raises(TargetFault, match="more than 4 messages of the user") if is_fault else nullcontext():
+            task = await episode.reset(5)
+            assert len(task.messages) == MAX_USER_TURNS
         await episode.close()
 
 

@@ -1,7 +1,6 @@
 """Which target the settings mean, and the errors for settings that mean none."""
 
 import os
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ from traced.core.errors import ConfigError
 from traced.targets import loading
 from traced.targets.errors import TargetFault
 from traced.targets.process import MainProcess
-from traced.targets.registry import DESK, check_seeds, target, target_names
+from traced.targets.registry import DESK, check_seeds, target, target_names, with_target
 
 WORLDS = Path(__file__).with_name("worlds.py")
 PYTHON = {"target.kind": "python", "target.factory": "a:b"}
@@ -38,6 +37,52 @@ def test_no_split_runs_into_the_next(settings: dict[str, object], message: str) 
 def python(tmp_path: Path, world: str = "WithTasks", **keys: Any) -> dict[str, Any]:
     table = {"name": "acme", "kind": "python", "factory": f"{WORLDS}:{world}", **keys}
     return {f"target.{key}": value for key, value in table.items()}
+
+
+def test_a_user_that_is_a_model_is_refused_before_a_cycle_begins(tmp_path: Path) -> None:
+    settings = load_settings(tmp_path, python(tmp_path, "WithUser"))
+    with pytest.raises(ConfigError, match="the user of the target acme is a model") as info:
+        check_seeds(target(settings), settings)
+    assert info.value.hint == "traced target list, for another target"
+
+
+@pytest.mark.parametrize("kind", ["python", "file"])
+def test_the_limit_of_a_step_is_the_settings_or_the_targets(tmp_path: Path, kind: str) -> None:
+    file = tmp_path / "world.py"
+    file.write_text(WORLDS.read_text() + "\n\nclass Environment(Echo):\n    description = {'step_s': 50.0}\n")
+    overrides = {"target.name": "acme", "target.kind": kind, "target.factory": str(file)}
+    assert target(load_settings(tmp_path, overrides)).step_s == 50.0
+    acme = target(load_settings(tmp_path, overrides | {"target.step_s": 7.0}))
+    assert acme.step_s == 7.0
+    source: Any = acme.source()
+    assert (source.launch.step_s if kind == "python" else source.limits.call_seconds) == 7.0
+    assert DESK.step_s == 30.0
+
+
+def test_a_file_with_a_list_of_tasks_needs_trust(tmp_path: Path) -> None:
+    file = tmp_path / "world.py"
+    file.write_text("class Environment:\n    description = {'tasks': {'all': ['a', 'b', 'c']}}\n")
+    overrides = {"target.name": "acme", "target.kind": "file", "target.factory": str(file)}
+    with pytest.raises(ConfigError, match="a file in the sandbox has seeds only") as info:
+        target(load_settings(tmp_path, overrides))
+    assert info.value.hint.startswith("target.trusted = true")
+
+
+def test_another_target_of_the_same_settings(tmp_path: Path) -> None:
+    settings = load_settings(tmp_path, {"target.split_seed": 7})
+    assert with_target(settings, "desk") is settings
+    assert with_target(settings, "acme", kind="python", factory="a:b").target.factory == "a:b"
+    for name, table in (("acme", {"kind": "Python"}), ("acme", {"step_s": -1.0})):
+        with pytest.raises(ConfigError, match="'acme' is no target: ") as info:
+            with_target(settings, name, **table)
+        assert info.value.hint == "traced target list"
+
+
+def test_an_added_table_with_a_wrong_value_is_named(tmp_path: Path) -> None:
+    (tmp_path / "targets").mkdir()
+    (tmp_path / "targets" / "acme.toml").write_text('kind = "python"\nfactory = "a:b"\nstep_s = "long"\n')
+    with pytest.raises(ConfigError, match=r"acme\.toml has a value that is none"):
+        target(load_settings(tmp_path, {"target.name": "acme"}))
 
 
 def test_a_list_of_tasks_needs_no_endless_seeds(tmp_path: Path) -> None:
@@ -100,10 +145,11 @@ def test_a_trusted_file_is_a_target_of_seeds(tmp_path: Path) -> None:
     assert (mine.name, mine.description.max_turns, mine.division.tasks) == ("mine", 5, None)
 
 
-def test_a_file_for_the_sandbox_is_described_without_running_it(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["description", "description: ClassVar[dict[str, int]]"])
+def test_a_file_for_the_sandbox_is_described_without_running_it(tmp_path: Path, name: str) -> None:
     file = tmp_path / "world.py"
     file.write_text(
-        "raise SystemExit\nclass Environment:\n    description = {'max_turns': 5}\n    def oracle(self): yield\n"
+        f"raise SystemExit\nclass Environment:\n    {name} = {{'max_turns': 5}}\n    def oracle(self): yield\n"
     )
     overrides = {"target.name": "mine", "target.kind": "file", "target.factory": str(file)}
     description = target(load_settings(tmp_path, overrides)).description
@@ -131,7 +177,7 @@ def test_added_targets_and_entry_points_have_names(tmp_path: Path, monkeypatch: 
     ("overrides", "message", "hint"),
     [
         ({"target.name": "acme"}, "unknown target 'acme'; known: desk, tau2:telecom-solo", "traced target add"),
-        ({"target.kind": "recorded"}, "no episode of the target desk can be played", "target.kind"),
+        ({"target.kind": "recorded"}, "no episode of the target acme can be played", "target.kind"),
         ({"target.kind": "python"}, "target.factory is empty", "target.factory"),
         (
             {"target.kind": "python", "target.factory": "a:b", "target.python": "/no/python"},
@@ -140,7 +186,7 @@ def test_added_targets_and_entry_points_have_names(tmp_path: Path, monkeypatch: 
         ),
         (
             {"target.kind": "python", "target.factory": "/no/file.py:f"},
-            "the file of the target desk is missing",
+            "the file of the target acme is missing",
             "target.factory",
         ),
         ({"target.kind": "file", "target.factory": "/no/file.py"}, "cannot be read", "target.factory"),
@@ -151,11 +197,24 @@ def test_added_targets_and_entry_points_have_names(tmp_path: Path, monkeypatch: 
             "target.options",
         ),
         ({"target.kind": "Python"}, "target.kind", ""),
+        ({**PYTHON, "target.name": "desk"}, "which is a target of traced", "target.name"),
+        ({**PYTHON, "target.name": "tau2:retail"}, "which is a target of traced", "target.name"),
+        (
+            {"target.kind": "file", "target.factory": str(WORLDS), "target.options": ["a=1"]},
+            "have no effect in the sandbox",
+            "target.trusted = true",
+        ),
+        (
+            {"target.kind": "file", "target.factory": f"{WORLDS}:Echo"},
+            "it must be FILE.py",
+            'target.kind = "python"',
+        ),
     ],
 )
 def test_settings_that_name_no_target(tmp_path: Path, overrides: dict[str, Any], message: str, hint: str) -> None:
+    name = {"target.name": "acme"} if "target.kind" in overrides else {}
     with pytest.raises(ConfigError, match=message) as info:
-        target(load_settings(tmp_path, overrides))
+        target(load_settings(tmp_path, name | overrides))
     assert (info.value.hint or "").startswith(hint)
 
 
@@ -177,4 +236,3 @@ def test_the_file_of_a_factory() -> None:
     assert files["a/b.py"] == files["a/b.py:f"] == Path("a/b.py")
     assert files["module:f"] is None
     assert files["package.pyx:f"] is None
-    assert sys.executable

@@ -67,6 +67,39 @@ class Forgetful(Echo):
         return [{"role": "tool", "tool_call_id": call["id"], "content": str(os.getpid())} for call in calls]
 
 
+class Silent(Echo):
+    """It does not reply to calls."""
+
+    def step(self, message: Message) -> list[Message]:
+        super().step(message)
+        return []
+
+
+class Drawing(Echo):
+    """Its tasks differ at each reset, which it declares."""
+
+    description: ClassVar = {"determinism": "none", "gold": True}
+
+    def reset(self, seed: int | str) -> Task:
+        task = super().reset(seed)
+        return Task(f"Episode {os.getpid()}.", task.messages, task.tools)
+
+
+class Patient(Echo):
+    """Its gold policy needs 80 messages."""
+
+    def oracle(self) -> Iterator[Message]:
+        yield from [{"role": "assistant", "content": "wait"}] * 79
+        yield {"role": "assistant", "content": self.word}
+
+
+class Long(WithTasks):
+    """A list of tasks whose gold policy needs 80 messages."""
+
+    def environment(self) -> Echo:
+        return Patient()
+
+
 class Impossible(Echo):
     """Its gold policy fails."""
 
@@ -134,6 +167,27 @@ class WithUser(Echo):
         self.user_texts.append(text)
         self.agent_spoke = False
         self.done = text == "STOP"
+        return [{"role": "user", "content": text}]
+
+
+class Talkative(Echo):
+    """Its user speaks several times before the agent does."""
+
+    description: ClassVar = {"user": "model"}
+
+    def __init__(self, replies: int = 1) -> None:
+        self.replies = replies
+
+    def reset(self, seed: int | str) -> Task:
+        task = super().reset(seed)
+        return Task(task.system, [], task.tools)
+
+    @property
+    def user_request(self) -> dict[str, Any] | None:
+        return {"system": "", "messages": [], "stops": []} if self.replies else None
+
+    def user_reply(self, text: str) -> list[Message]:
+        self.replies -= 1
         return [{"role": "user", "content": text}]
 
 

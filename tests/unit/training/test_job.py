@@ -1,6 +1,7 @@
 import dataclasses
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -57,6 +58,18 @@ def test_the_fingerprint_covers_exactly_the_fields_that_choose_the_weights(tmp_p
     fingerprint = job_with_environment.fingerprint()
     source.write_text("a = 2\n")
     assert job_with_environment.fingerprint() != fingerprint
+
+
+def test_the_fingerprint_covers_the_target_and_not_how_it_is_started(tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+
+    def fingerprint(**source: Any) -> str:
+        return job(model_path=str(tmp_path / "model"), environment_source=source).fingerprint()
+
+    fixed = fingerprint(target="acme", split="train", table="{}", data_dir="/a")
+    assert fingerprint(target="acme", split="train", table='{"step_s": 9.0}', data_dir="/b") == fixed
+    assert fingerprint(target="other", split="train", table="{}", data_dir="/a") != fixed
+    assert fingerprint(target="acme", split="gate", table="{}", data_dir="/a") != fixed
 
 
 def test_the_fingerprint_follows_the_models_files_and_not_their_folder(tmp_path: Path) -> None:
