@@ -22,6 +22,12 @@ def store(tmp_path: Path) -> Iterator[Engine]:
     engine.dispose()
 
 
+@pytest.fixture(autouse=True)
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A store on a busy machine may take longer than a router waits for it."""
+    monkeypatch.setattr(quotas, "LIMIT_S", 60.0)
+
+
 class Clock:
     """The time of all routers in a test, in seconds."""
 
@@ -101,19 +107,20 @@ async def test_the_first_peer_of_a_router_changes_no_quota(store: Engine) -> Non
 
 
 async def test_without_the_store_each_router_counts_for_itself(store: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(quotas, "LIMIT_S", 0.05)
     clock = Clock()
     router = clock.router(store, has_peers=True)
     assert await admitted_count(router, 20, 20) == 20
+    monkeypatch.setattr(quotas, "LIMIT_S", 0.05)
     raw = store.raw_connection()
     raw.execute("BEGIN IMMEDIATE")  # the store hangs: nobody can write
     clock.seconds = 30.0
     assert await admitted_count(router, 40, 20) == 10
-    started = asyncio.get_running_loop().time()
-    await refusal(router, 20)
-    assert asyncio.get_running_loop().time() - started < 0.04  # it does not ask the store at every request
+    with monkeypatch.context() as patch:
+        patch.setattr(quotas, "call_store", None)  # it does not ask the store at every request
+        await refusal(router, 20)
     raw.rollback()
     raw.close()
+    monkeypatch.setattr(quotas, "LIMIT_S", 60.0)
     clock.seconds = 90.0
     other = clock.router(store, has_peers=True)
     # The call that was given up may have taken a token afterwards.
