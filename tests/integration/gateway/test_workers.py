@@ -145,11 +145,13 @@ async def test_an_error_of_a_worker_is_that_of_the_router(tmp_path: Path) -> Non
 async def test_a_worker_that_does_not_listen_in_time_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(workers, "START_S", 0.2)  # it imports for longer than this
     (tmp_path / "traced.toml").write_text("[serving]\nworkers = 2\nport = 0\n")
+    former_children = set(psutil.Process().children(recursive=True))
     with pytest.raises(ServingError, match="worker 1 of the router did not listen within 0 s") as refusal:
         async with open_workers(load_settings(tmp_path), ["http://127.0.0.1:9"]):
             pass
     assert "worker-1.log" in refusal.value.hint
-    assert not [child for child in psutil.Process().children(recursive=True) if child.status() != psutil.STATUS_ZOMBIE]
+    children = set(psutil.Process().children(recursive=True)) - former_children
+    assert not [child for child in children if child.status() != psutil.STATUS_ZOMBIE]
 
 
 async def test_each_worker_asks_for_a_device_at_its_share_of_the_load(tmp_path: Path) -> None:

@@ -14,6 +14,8 @@ from tests.unit.benchmarks.test_gpu import BLOCK
 
 ROOT = Path(__file__).parents[3]
 
+pytestmark = pytest.mark.timeout(900)  # two to five minutes each on two busy cores
+
 
 def figures(*arguments: str) -> dict[str, Any]:
     """Run a benchmark; its exit code only says whether it met its aims, which such a short run does not prove."""
