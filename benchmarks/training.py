@@ -247,10 +247,10 @@ class SlowUsers:
     name: str = "slow desk"
     episodes: int = 0
 
-    def episode(self) -> Episode:
+    def episode(self, trial: int = 0) -> Episode:
         """Return a new episode."""
         self.episodes += 1
-        return _SlowEpisode(self.inner.episode(), random.Random(self.episodes), self.users_s)
+        return _SlowEpisode(self.inner.episode(trial), random.Random(self.episodes), self.users_s)
 
 
 @dataclass

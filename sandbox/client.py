@@ -90,7 +90,7 @@ class SandboxSource:
                 self._sandbox = await self._start_sandbox()
             return self._sandbox
 
-    def episode(self) -> "SandboxEpisode":
+    def episode(self, trial: int = 0) -> "SandboxEpisode":
         """Return a new episode, not yet reset."""
         return SandboxEpisode(self, f"e{next(self._ids)}")
 

@@ -47,6 +47,10 @@ class EpisodeSource(Protocol):
         """The name of the source, stored as ``Trajectory.source``: "desk", "env:<hash>"."""
         ...
 
-    def episode(self) -> Episode:
-        """Return a new episode, not yet reset; cheap, and many may be open at once."""
+    def episode(self, trial: int = 0) -> Episode:
+        """Return a new episode, not yet reset; cheap, and many may be open at once.
+
+        Args:
+            trial: Which repetition of its task it is. A user that is a model speaks otherwise in another trial.
+        """
         ...

@@ -51,6 +51,11 @@ class Endpoint:
         return f"the model {self.model} at {self.base_url}"
 
     @property
+    def check_command(self) -> str:
+        """The command that tests the endpoint."""
+        return "traced llm check --user" if self.section == "target.user" else "traced llm check"
+
+    @property
     def is_local(self) -> bool:
         """Whether the server is on this machine."""
         host = urlsplit(self.base_url).hostname or ""

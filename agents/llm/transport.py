@@ -108,7 +108,9 @@ class Transport:
                 reply, _ = await self.send_in_mode(mode, question, form)
             except UnsupportedRequest as error:
                 if form is None or mode == PROMPT_MODE:
-                    raise ModelRefused(str(error), hint=f"traced llm check; {self.endpoint.section}.model") from None
+                    raise ModelRefused(
+                        str(error), hint=f"{self.endpoint.check_command}; {self.endpoint.section}.model"
+                    ) from None
                 mode += 1
             else:
                 return reply, mode
@@ -193,7 +195,7 @@ class Transport:
     def _unavailable(self, reason: str) -> ModelUnavailable:
         return ModelUnavailable(
             f"{self.endpoint.name} is not available: {reason}",
-            hint=f"traced llm check; {self.endpoint.section}.patience_s is how long a request is retried",
+            hint=f"{self.endpoint.check_command}; {self.endpoint.section}.patience_s is how long a request is retried",
         )
 
     def _fit_to_context(self, question: Question) -> Question:

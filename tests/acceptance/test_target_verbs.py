@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 from tests.acceptance.conftest import Traced
+from tests.scripted_model import scripted_server
 
+WORLDS = Path(__file__).parents[1] / "unit" / "targets" / "worlds.py"
 PAGE = Path(__file__).parents[2] / "docs" / "targets.md"
 
 
@@ -97,6 +99,19 @@ def test_a_target_that_cannot_be_loaded_is_not_added(traced: Traced, tmp_path: P
     result = traced("target", "add", "tickets", tickets, "--trusted")
     assert "OSError: no database" in result.err
     assert "tickets" not in traced("target", "list").out
+
+
+def test_a_person_plays_with_the_model_that_is_the_user(traced: Traced, tmp_path: Path) -> None:
+    traced("target", "add", "asking", f"{WORLDS}:WithUser")
+    texts = iter(["Hello, a word please.", "STOP"])
+    with scripted_server(lambda body, nth: next(texts)) as server:
+        model = ["--set", "target.user.model=scripted", "--set", f"target.user.base_url={server.url}"]
+        output = traced("target", "play", "asking", "--seed", "5", *model, stdin="Which one?\n").out
+    assert "Hello, a word please." in output
+    assert output.index("STOP") > output.index("Hello")
+    assert "failure, reward 0" in output
+    silent = traced("target", "play", "asking", "--seed", "5", stdin="/quit\n").out
+    assert "A silent user takes the place of the model" in silent
 
 
 def test_limits_that_are_set_while_a_target_is_added_are_kept(traced: Traced, tmp_path: Path, tickets: Path) -> None:

@@ -20,7 +20,7 @@ from store.repositories.capabilities import list_findings
 from store.repositories.cycles import list_cycles, set_cycle_config
 from traced.cli.output import progress
 from traced.cli.store_session import writing
-from traced.config.settings import Settings, configuration, with_defaults
+from traced.config.settings import TARGET_START, Settings, configuration, with_defaults
 from traced.core.errors import TracedError
 from traced.core.ownership import CYCLE_LOCK, hold_directory
 from traced.core.progress import Progress
@@ -180,7 +180,11 @@ def _current(session: Session, settings: Settings, model: str, free: Sequence[st
             f"{settings.data_dir} has {description} with these settings: {candidates[0].id} has {key} = "
             f"{value!r}, not {now!r}"
         ),
-        hint=f"add --set {key}={value} to use that cycle, or start a new one with traced collect",
+        hint=(
+            "put [target] back to use that cycle, or start a new one with traced collect"
+            if key == f"target.{TARGET_START}"
+            else f"add --set {key}={value} to use that cycle, or start a new one with traced collect"
+        ),
     )
 
 

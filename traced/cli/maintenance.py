@@ -96,7 +96,8 @@ def restore(
         for line in result.decisions:
             console.print(f"    {line}", highlight=False, markup=False)
     if result.commands:
-        console.print(f"Off in {result.data_dir / CONFIG} until you remove the '# ', because it names a command:")
+        files = f"{result.data_dir / CONFIG} and the files of targets"
+        console.print(f"Off in {files} until you remove the '# ', because it names a command:")
         for line in result.commands:
             console.print(f"    {sanitize_line(line)}", highlight=False, markup=False)
     console.print("Next: traced db status", highlight=False)

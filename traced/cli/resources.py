@@ -6,6 +6,7 @@ Invariants: nothing is changed, and a missing store is not created.
 import asyncio
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from typing import Annotated
 
 import typer
 from rich.markup import escape
@@ -21,6 +22,7 @@ from traced.client.models import DeviceView
 from traced.config.settings import Settings
 from traced.jobs.idleness import describe_lease, survey_devices
 from traced.llm import check as checking
+from traced.llm.connection import LLM, USER
 
 MARKS = {True: "[green]ok[/]", False: "[bold red]no[/]", None: "[dim]--[/]"}
 WIDTH = 14
@@ -33,10 +35,16 @@ llm = typer.Typer(
 
 
 @llm.command("check")
-def check(data_dir: DataDir = None, overrides: Overrides = None, as_json: AsJson = False) -> None:
+def check(
+    user: Annotated[bool, typer.Option("--user", help="Test the model of \\[target.user] instead.")] = False,
+    data_dir: DataDir = None,
+    overrides: Overrides = None,
+    as_json: AsJson = False,
+) -> None:
     """Test the language model: connection, API key, answer format, speed. Nothing is stored."""
     settings = read_settings(data_dir, overrides)
-    report = asyncio.run(checking.check(settings.llm, lambda result: None if as_json else _print_check(result)))
+    section, table = (settings.target.user, USER) if user else (settings.llm, LLM)
+    report = asyncio.run(checking.check(section, lambda result: None if as_json else _print_check(result), table))
     if as_json:
         figures = {key: value for key, value in vars(report).items() if key != "seen"}
         print_json({"ok": report.ok, **figures, "seen": report.seen})

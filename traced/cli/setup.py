@@ -14,7 +14,9 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Annotated
 
 import typer
@@ -207,6 +209,27 @@ def check_language_model(settings: Settings) -> Finding:
     return Finding("language model", True, f"{name}; traced llm check tries it")
 
 
+def check_target(settings: Settings) -> Finding:
+    """Check that the target can be loaded, and that its tasks and its user suffice for these settings."""
+    from traced.targets.registry import check_seeds, target
+
+    if settings.target.kind == "recorded":
+        return Finding("target", True, f"{settings.target.name}: recorded conversations only, no episodes")
+    with ExitStack() as stack:
+        if not settings.data_dir.is_dir():
+            # A check makes no lasting change, and the description and the log of a target are kept in files.
+            folder = Path(stack.enter_context(TemporaryDirectory()))
+            settings = settings.model_copy(update={"data_dir": folder})
+        try:
+            subject = target(settings)
+            check_seeds(subject, settings)
+        except TracedError as error:
+            return Finding("target", False, error.message, error.hint)
+    kind = "seeds" if subject.division.tasks is None else "tasks"
+    splits = ", ".join(f"{name} {len(split):,}" for name, split in subject.splits.items())
+    return Finding("target", True, f"{subject.name}, {kind}: {splits}; its user: {subject.description.user}")
+
+
 def check_records(settings: Settings) -> Finding:
     """Check that the router could keep all records, or that a person has acknowledged the losses."""
     losses = read_losses(settings.data_dir / "spool")
@@ -241,6 +264,7 @@ CHECKS: tuple[Callable[[Settings], Finding], ...] = (
     check_store,
     check_integrity,
     check_adapters_root,
+    check_target,
     check_model,
     check_language_model,
     check_records,

@@ -8,28 +8,31 @@ import asyncio
 import json
 import sys
 import threading
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.text import Text
 
+from sandbox.client import ORACLE_TURNS
 from sandbox.contract import Message, Score, Task
 from sandbox.episodes import EpisodeSource
 from store.text import sanitize_block, sanitize_line
 from traced.cli.options import AsJson, DataDir, Overrides, parse_pair, read_settings
 from traced.cli.output import console, print_json
-from traced.config.settings import Settings
+from traced.config.settings import Settings, target_table
 from traced.core.errors import ConfigError
 from traced.core.files import publish_file
 from traced.targets.bundled import BUNDLED
 from traced.targets.conformance import TASKS, CheckResult
 from traced.targets.conformance import check as conformance
+from traced.targets.description import MODEL_USER
 from traced.targets.loading import absolute, factory_file
 from traced.targets.play import SilentUser, gold_play
-from traced.targets.registry import DESK, FOLDER, Target, target_names, with_target
+from traced.targets.process import User
+from traced.targets.registry import DESK, Target, target_names, with_target
 from traced.targets.registry import target as target_of
 
 MARKS = {True: "[green]ok  [/]", False: "[red]FAIL[/]", None: "[dim]--  [/]"}
@@ -71,7 +74,10 @@ def add(
     name: Annotated[str, typer.Argument(help="Name for the target.", show_default=False)],
     factory: Annotated[
         str,
-        typer.Argument(help="FILE.py with a class Environment, or module:function.", show_default=False),
+        typer.Argument(
+            help="FILE.py with a class Environment, module:function, or the URL of a server of OpenEnv.",
+            show_default=False,
+        ),
     ],
     *,
     python: Annotated[
@@ -96,8 +102,9 @@ def add(
             f"with --python or --option, {factory} runs in a process of this machine and not in the sandbox",
             hint="--trusted, if you trust it",
         )
-    kind = "file" if is_class and not python and not option else "python"
-    table: dict[str, Any] = {"kind": kind, "factory": absolute(factory)}
+    is_url = factory.startswith(("http://", "https://"))
+    kind = "openenv" if is_url else "file" if is_class and not python and not option else "python"
+    table: dict[str, Any] = {"kind": kind, "factory": factory if is_url else absolute(factory)}
     if python:
         table["python"] = str(Path(python).expanduser().absolute()) if "/" in python else python
     if option:
@@ -107,7 +114,7 @@ def add(
     table |= _limits(overrides)
     settings = read_settings(data_dir, overrides)
     loaded = target_of(with_target(settings, name, **table), refresh=True)
-    path = settings.data_dir / FOLDER / f"{name}.toml"
+    path = target_table(settings.data_dir, name)
     publish_file(path, "".join(f"{key} = {json.dumps(value, ensure_ascii=False)}\n" for key, value in table.items()))
     if as_json:
         print_json({"name": name, "file": path, **table})
@@ -162,9 +169,10 @@ def play(
     overrides: Overrides = None,
 ) -> None:
     """Play one task by hand, or watch the target's gold policy: what the agent sees, its messages, and the score."""
-    subject = _target(read_settings(data_dir, overrides), name, _limits(overrides))
+    settings = read_settings(data_dir, overrides)
+    subject = _target(settings, name, _limits(overrides))
     number = _seed(subject, seed, task)
-    asyncio.run(_play(subject, number, gold))
+    asyncio.run(_play(subject, settings, number, gold))
 
 
 def _seed(subject: Target, seed: int | None, task: str | None) -> int:
@@ -181,15 +189,16 @@ def _seed(subject: Target, seed: int | None, task: str | None) -> int:
     return number
 
 
-async def _play(subject: Target, seed: int, gold: bool) -> None:
+async def _play(subject: Target, settings: Settings, seed: int, gold: bool) -> None:
     if gold and not subject.description.gold:
         raise ConfigError(f"{subject.name} has no gold policy", hint=f"traced target play {subject.name}, by hand")
-    async with subject.source(_user(subject)) as source:
-        await (_watch(source, seed) if gold else _play_by_hand(source, seed))
+    async with _user(subject, settings, gold) as user, subject.source(user) as source:
+        turns = max(subject.description.max_turns or 0, ORACLE_TURNS)
+        await (_watch(source, seed, turns) if gold else _play_by_hand(source, seed))
 
 
-async def _watch(source: EpisodeSource, seed: int) -> None:
-    play = await gold_play(source, seed)
+async def _watch(source: EpisodeSource, seed: int, turns: int) -> None:
+    play = await gold_play(source, seed, turns)
     _show_task(play.task)
     for turn in play.turns:
         for message in (turn.message, *turn.replies):
@@ -289,8 +298,23 @@ def _limits(pairs: list[str] | None) -> dict[str, Any]:
     return {key: values[f"target.{key}"] for key in ("start_s", "step_s") if f"target.{key}" in values}
 
 
-def _user(subject: Target) -> SilentUser | None:
-    return SilentUser() if subject.description.user == "model" else None
+@asynccontextmanager
+async def _user(subject: Target, settings: Settings, gold: bool) -> AsyncIterator[User | None]:
+    """Open the model of ``[target.user]`` if the target asks for a user and a person plays; nothing is stored."""
+    section = settings.target.user
+    if subject.description.user != MODEL_USER:
+        yield None
+    elif gold or not section.model:
+        _say("note", "A silent user takes the place of the model that target.user.model would name.", "dim")
+        yield SilentUser()
+    else:
+        # Imported here because the client library takes a second.
+        from agents.llm.question import InMemoryLedger
+        from traced.llm.connection import model
+        from traced.targets.user import ModelUser
+
+        async with model(settings, InMemoryLedger(), user=True) as language_model:
+            yield ModelUser(language_model, "", section.temperature, section.max_tokens)
 
 
 def _splits(subject: Target) -> str:

@@ -272,6 +272,13 @@ class LlmSection(Section):
         return self
 
 
+class UserSection(LlmSection):
+    """The language model that is the user of a target, if it asks for one (test it with `traced llm check --user`)."""
+
+    temperature: Temperature = Field(default=0.0, description="sampling temperature of the user's messages")
+    max_tokens: Positive = Field(default=512, description="maximum tokens of one message of the user")
+
+
 # These keys of [training] change its time, memory and reports, and the rounding at most.
 EXECUTION_KEYS = {"gradient_checkpointing", "attention", "processes", "shard", "report_to"}
 # Of [llm], only these keys change the results of a cycle; the others are limits and credentials.

@@ -13,6 +13,7 @@ import hashlib
 import json
 import logging
 import os
+import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -41,6 +42,7 @@ from traced.config.cycle_sections import (
     RoutingSection,
     SynthesisSection,
     TrainingSection,
+    UserSection,
 )
 from traced.config.engine_section import RENAMED, EngineSection
 from traced.config.profiles import BUNDLED, profile
@@ -71,7 +73,8 @@ log = logging.getLogger(__name__)
 ENV_PREFIX = "TRACED_"
 NOT_IN_FILE = {"data_dir"}
 # Values of keys with these prefixes may be secrets, and no error shows them.
-SECRET_PREFIXES = ("notify.", "llm.base_url", "llm.api_key", "outcomes.judge.base_url", "outcomes.judge.api_key")
+MODEL_TABLES = ("llm", "outcomes.judge", "target.user")
+SECRET_PREFIXES = ("notify.", *(f"{table}.{key}" for table in MODEL_TABLES for key in ("base_url", "api_key")))
 SERVICE_SECTIONS = (
     "executor",
     "log",
@@ -86,16 +89,17 @@ SERVICE_SECTIONS = (
 )
 # Sections that do not change the results of a cycle.
 EXCLUDED_SECTIONS = ("data_dir", "store", "seed", "retention", "devices", "prompting", *SERVICE_SECTIONS)
-# Keys that are not stored with a cycle: most limit time, cost or speed and do not change its results.
 # How a target is started. It is never read from a stored cycle: a restored store must not name a program.
 START_KEYS = ("kind", "factory", "python", "options", "trusted", "start_s", "step_s")
+# Keys that are not stored with a cycle: most limit time, cost or speed and do not change its results.
 EXCLUDED_KEYS: dict[str, Any] = {
     "engine": set(EngineSection.model_fields) - {"max_batch", "max_length", "max_tokens", "temperature"},
     "synthesis": {"starts", "candidates", "repairs", "file_tokens", "max_tokens", "max_cost", "max_minutes"},
     "llm": REQUEST_KEYS,
     "training": EXECUTION_KEYS,
-    "target": set(START_KEYS),
+    "target": {**dict.fromkeys(START_KEYS, True), "user": REQUEST_KEYS},
 }
+TARGETS = "targets"  # in the data directory
 # A digest of the keys of [target] that ``START_KEYS`` leaves out of a cycle's configuration.
 TARGET_START = "start"
 # Environment variables with the prefix that are not settings.
@@ -119,13 +123,13 @@ class TargetSection(Section):
     """The tasks that the agent is improved on, and the world that they are played in."""
 
     name: str = Field(default="desk", pattern=r"^[A-Za-z0-9][A-Za-z0-9._:-]*$", description="name of the target")
-    kind: Literal["", "file", "python", "recorded"] = Field(
+    kind: Literal["", "file", "python", "openenv", "recorded"] = Field(
         default="",
-        description='"file", "python" or "recorded" for a target of this table; "": traced target list has the name',
+        description='"file", "python", "openenv" or "recorded" for a target of this table; "": its name is listed',
     )
     factory: str = Field(
         default="",
-        description='file: FILE.py; python: "module:function" or "FILE.py:function", which returns the target',
+        description='file: FILE.py; python: "module:function" or "FILE.py:function"; openenv: URL of the server',
     )
     python: str = Field(
         default="", description='python: interpreter that the target is installed in; "": that of traced'
@@ -135,6 +139,7 @@ class TargetSection(Section):
     start_s: float = Field(default=120.0, gt=0, description="seconds that loading the target may take")
     step_s: float = Field(default=0.0, ge=0, description="seconds of a reset, step or score; 0: the target's own limit")
     split_seed: int = Field(default=0, description="draws the splits that a list of tasks does not have")
+    user: UserSection = Field(default=UserSection(), description="the model that is the user, if the target needs one")
 
 
 class ModelSection(Section):
@@ -309,20 +314,43 @@ def configuration(settings: Settings) -> dict[str, Any]:
     """Return the settings on which the results of a cycle depend, as JSON."""
     # Without an LLM the section is left out, so that the configuration equals that of cycles from before it existed.
     values = settings.model_dump(mode="json", exclude={**dict.fromkeys(EXCLUDED_SECTIONS, True), **EXCLUDED_KEYS})
-    values["target"][TARGET_START] = _start_digest(settings.target)
+    values["target"][TARGET_START] = _start_digest(settings)
     analysts = (values["analysis"].get("analyst"), values["synthesis"]["synthesizer"])
     return values if "llm" in analysts else {name: section for name, section in values.items() if name != "llm"}
 
 
-def _start_digest(section: TargetSection) -> str:
+def _start_digest(settings: Settings) -> str:
     """Return a digest of what determines a target's world; "" for one that its name alone stands for."""
-    values = section.model_dump(mode="json", exclude_defaults=True, exclude={"name", "split_seed", "start_s", "step_s"})
+    values = settings.target.model_dump(mode="json", exclude_defaults=True, include=set(START_KEYS))
+    values = {key: value for key, value in {**_added_table(settings), **values}.items() if not key.endswith("_s")}
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:12] if values else ""
 
 
+def target_table(data_dir: Path, name: str) -> Path:
+    """Return the file of a target that ``traced target add`` has added."""
+    return data_dir / TARGETS / f"{name}.toml"
+
+
+def _added_table(settings: Settings) -> dict[str, Any]:
+    """Return how the target of a name that was added is started; nothing for any other, and for a file that is none."""
+    if settings.target.kind:
+        return {}
+    try:
+        table = tomllib.loads(target_table(settings.data_dir, settings.target.name).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return {key: value for key, value in table.items() if key in START_KEYS}
+
+
 def start_overrides(settings: Settings) -> dict[str, Any]:
-    """Return how the target is started, by dotted key, for a process that works on a cycle."""
-    return {f"target.{key}": getattr(settings.target, key) for key in START_KEYS}
+    """Return how the target is started, by dotted key, for a process that works on a cycle.
+
+    The table of an added target is part of it, so that all stages of a run have the same.
+    """
+    values = {key: getattr(settings.target, key) for key in START_KEYS}
+    changed_keys = settings.target.model_dump(exclude_defaults=True)
+    values |= {key: value for key, value in _added_table(settings).items() if key not in changed_keys}
+    return {f"target.{key}": value for key, value in values.items()}
 
 
 def with_defaults(config: Mapping[str, Any]) -> dict[str, Any]:

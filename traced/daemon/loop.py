@@ -452,8 +452,11 @@ def _dotted(config: dict[str, Any], seed: int) -> dict[str, Any]:
     flat: dict[str, Any] = {"seed": seed}
     for section, values in with_defaults(config).items():
         if isinstance(values, dict):
-            keys = {key: value for key, value in values.items() if (section, key) != ("target", TARGET_START)}
-            flat |= {f"{section}.{key}": value for key, value in keys.items()}
+            for key, value in values.items():
+                if isinstance(value, dict):
+                    flat |= {f"{section}.{key}.{inner}": inner_value for inner, inner_value in value.items()}
+                elif (section, key) != ("target", TARGET_START):
+                    flat[f"{section}.{key}"] = value
         else:
             flat[section] = values
     # Each training leases its own device.
@@ -481,7 +484,7 @@ def as_begun(running: Settings, cycle: Cycle) -> Settings:
         raise CycleChanged(
             f"{cycle.id} was started on the target {cycle.target} of other settings (target.kind, factory, python,"
             " options, trusted): its episodes would be those of two worlds",
-            hint="put [target] back, or traced cycle start begins a new cycle; recorded results are kept",
+            hint="traced cycle start begins a new cycle; recorded results are kept",
         )
     return combined
 

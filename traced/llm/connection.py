@@ -11,7 +11,7 @@ import hashlib
 import os
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
 from datetime import datetime
 from pathlib import Path
 from weakref import WeakKeyDictionary
@@ -37,15 +37,24 @@ class LlmError(TracedError):
 
 
 OPENAI = "https://api.openai.com/v1"
+LLM, USER = "llm", "target.user"  # the sections that name a model
+CHECKS = {LLM: "traced llm check", USER: "traced llm check --user"}
 NO_KEY = "none"  # sent to a server that needs no key; the client library rejects an empty one
 
 _LINES: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[Endpoint, Transport]] = WeakKeyDictionary()
 
 
 @asynccontextmanager
-async def model(settings: Settings, ledger: Ledger, budget: Budget | None = None) -> AsyncIterator[Model]:
-    """Open the model of ``[llm]`` with a connection pool for the body; raises ``LlmError``."""
-    line = _line(endpoint(settings.llm), settings.data_dir)
+async def model(
+    settings: Settings, ledger: Ledger, budget: Budget | None = None, *, user: bool = False
+) -> AsyncIterator[Model]:
+    """Open the model of ``[llm]``, or with ``user`` of ``[target.user]``, with a connection pool for the body.
+
+    Raises:
+        LlmError: The section is incomplete, or its key cannot be read.
+    """
+    model_endpoint = endpoint(settings.target.user, USER) if user else endpoint(settings.llm)
+    line = _line(model_endpoint, settings.data_dir)
     check_prices(line.endpoint, budget.cost if budget else 0)
     # The context length must be known before the first question is shortened to fit it.
     if not line.endpoint.context_tokens:
@@ -65,20 +74,24 @@ def _line(model_endpoint: Endpoint, data_dir: Path) -> Transport:
     return lines[model_endpoint]
 
 
-def endpoint(section: LlmSection) -> Endpoint:
-    """Return the endpoint of the settings; raises ``LlmError``."""
+def endpoint(section: LlmSection, table: str = LLM) -> Endpoint:
+    """Return the endpoint of a section of the settings, whose name is ``table``; raises ``LlmError``."""
     if not section.model:
         raise LlmError(
-            "the setting llm.model is empty",
-            hint='set llm.model = "NAME" in traced.toml, llm.base_url for your own server, then: traced llm check',
+            f"the setting {table}.model is empty",
+            hint=f'set {table}.model = "NAME" in traced.toml, {table}.base_url for your own server, '
+            f"then: {CHECKS[table]}",
         )
-    key = api_key(section)
-    shared = section.model_dump(exclude={"api_key_env", "api_key_file", "base_url"})
-    described_endpoint = Endpoint(base_url=section.base_url or OPENAI, key=SecretStr(key or NO_KEY), **shared)
+    key = api_key(section, table)
+    shared = section.model_dump(include={field.name for field in fields(Endpoint)} - {"base_url"})
+    described_endpoint = Endpoint(
+        base_url=section.base_url or OPENAI, key=SecretStr(key or NO_KEY), section=table, **shared
+    )
     for name, value in (("base_url", section.base_url), ("model", section.model)):
         if described_endpoint.contains_key(value):
             raise LlmError(
-                f"llm.{name} holds the API key", hint=f"remove it from llm.{name}, and create a new key at the provider"
+                f"{table}.{name} holds the API key",
+                hint=f"remove it from {table}.{name}, and create a new key at the provider",
             )
     return described_endpoint
 
@@ -92,7 +105,7 @@ def check_prices(model_endpoint: Endpoint, cost: float) -> None:
         )
 
 
-def api_key(section: LlmSection) -> str:
+def api_key(section: LlmSection, table: str = LLM) -> str:
     """Return the key, "" if the endpoint needs none; raises ``LlmError``."""
     if section.api_key_file:
         try:
@@ -102,15 +115,16 @@ def api_key(section: LlmSection) -> str:
             no_text = isinstance(error, UnicodeDecodeError)
             reason = "it is not UTF-8 text" if no_text else getattr(error, "strerror", None) or str(error)
             hint = f"ls -l {section.api_key_file}"
-            raise LlmError(f"llm.api_key_file {section.api_key_file} cannot be read: {reason}", hint=hint) from None
+            raise LlmError(f"{table}.api_key_file {section.api_key_file} cannot be read: {reason}", hint=hint) from None
         if not key:
-            raise LlmError(f"llm.api_key_file {section.api_key_file} is empty", hint="write the API key into it")
+            raise LlmError(f"{table}.api_key_file {section.api_key_file} is empty", hint="write the API key into it")
     else:
         key = os.environ.get(section.api_key_env, "").strip() if section.api_key_env else ""
     if not key and not section.base_url:
         raise LlmError(
             f"there is no API key: the environment variable {section.api_key_env or '(none)'} is not set",
-            hint="set the variable, llm.api_key_file, or llm.base_url for your own server; then: traced llm check",
+            hint=f"set the variable, {table}.api_key_file, or {table}.base_url for your own server; "
+            f"then: {CHECKS[table]}",
         )
     if not key.isascii() or not key.isprintable():
         raise LlmError("the API key has invalid characters", hint="check the variable or file that holds it")
@@ -141,7 +155,12 @@ def settings_needing_model(settings: Settings) -> list[str]:
 
 
 def check_model(settings: Settings) -> None:
-    """Raise ``LlmError`` if the settings need a language model that is not configured completely."""
+    """Raise ``LlmError`` if the settings need a language model that is not configured completely.
+
+    The user's model is checked if the settings name one.
+    """
+    if settings.target.user.model:
+        endpoint(settings.target.user, USER)
     settings_keys = settings_needing_model(settings)
     if not settings_keys:
         return

@@ -30,7 +30,7 @@ from sqlalchemy.engine import make_url
 from store.database import connect, read_session, revision
 from store.repositories.adapters import list_adapters
 from store.schema_version import HEAD
-from traced.config.settings import Settings
+from traced.config.settings import TARGETS, Settings
 from traced.core.errors import AdapterChanged
 from traced.core.files import flush, free_name, make_folder
 from traced.core.location import find_settings_file
@@ -170,7 +170,7 @@ def _add_databases(writer: Writer, settings: Settings, folder: Path) -> str:
 
 
 def _add_files(writer: Writer, data_dir: Path) -> None:
-    paths = sorted([*_adapters(data_dir), *_environments(data_dir), *_runs(data_dir)])
+    paths = sorted([*_adapters(data_dir), *_environments(data_dir), *_runs(data_dir), *_targets(data_dir)])
     for path in paths:
         writer.add(path.relative_to(data_dir).as_posix(), path)
     config = find_settings_file(data_dir)
@@ -186,6 +186,11 @@ def _adapters(data_dir: Path) -> Iterator[Path]:
 
 def _environments(data_dir: Path) -> Iterator[Path]:
     return (path for path in (data_dir / "environments").glob("*.py") if path.is_file())
+
+
+def _targets(data_dir: Path) -> Iterator[Path]:
+    """Yield the tables of ``traced target add``."""
+    return (path for path in (data_dir / TARGETS).glob("*.toml") if path.is_file() and not path.is_symlink())
 
 
 def _runs(data_dir: Path) -> Iterator[Path]:

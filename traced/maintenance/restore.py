@@ -43,7 +43,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from store.database import known_revisions, redacted_url
 from store.errors import StoreError
 from store.text import sanitize_line
-from traced.config.settings import Settings
+from traced.config.settings import TARGETS, Settings
 from traced.core.errors import TracedError
 from traced.core.files import flush, free_name
 from traced.core.ownership import CYCLE_LOCK, SERVICE_LOCK, exclusive_access
@@ -54,7 +54,7 @@ from traced.maintenance.backup import BACKUPS, CHECKPOINTS, CONFIG, DUMP, STORE,
 from traced.maintenance.databases import Tables, dumped_data, load_dump, relocate_sqlite, tables_at
 from traced.maintenance.decision_changes import TABLES, Rows, database_rows, decision_changes, script_rows, sqlite_rows
 from traced.maintenance.errors import BackupDamaged, RestoreRefused
-from traced.maintenance.restored_settings import disable_commands
+from traced.maintenance.restored_settings import disable_commands, disable_targets
 
 AT_FDCWD, RENAME_EXCHANGE = -100, 2
 # Errors of rows that traced never writes, in a store that is damaged or forged.
@@ -63,6 +63,7 @@ PLAIN_SCRIPT = "store.sql"  # PostgreSQL's store in backups of earlier versions
 # The names of the files that ``traced.maintenance.backup`` puts into a backup.
 MEMBER = re.compile(
     rf"{re.escape(STORE)}|{re.escape(DUMP)}|{re.escape(CHECKPOINTS)}|{re.escape(CONFIG)}|environments/[^/]+\.py"
+    rf"|{re.escape(TARGETS)}/[^/]+\.toml"
     r"|adapters/[^/]+@v[0-9]+/.+|runs/[^/]+/(?!training/).+"
 )
 
@@ -169,7 +170,7 @@ def restore(
             manifest = archive.extract(file, staging)
             _refuse_unexpected(manifest)
             _refuse_newer(manifest)
-            commands = disable_commands(staging / CONFIG)
+            commands = disable_commands(staging / CONFIG) + disable_targets(staging / TARGETS)
             stamp = f"{now:%Y%m%dT%H%M%SZ}"
             backup_path = free_name(data_dir.with_name(f"{data_dir.name}.before-{stamp}"))
             load = _Load(staging, data_dir, settings_of(staging), manifest, f"before_{stamp.lower()}", force)

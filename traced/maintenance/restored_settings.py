@@ -54,6 +54,17 @@ def disable_commands(file: Path) -> list[str]:
     return disabled
 
 
+def disable_targets(folder: Path) -> list[str]:
+    """Comment out the tables of added targets, each of which names code; returns their lines with the file's name."""
+    disabled = []
+    for file in sorted(folder.glob("*.toml")):
+        lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
+        settings = [line for line in lines if line.strip() and not line.lstrip().startswith("#")]
+        file.write_text("\n".join([NOTE, *(COMMENT + line for line in lines)]) + "\n", encoding="utf-8")
+        disabled += [f"{folder.name}/{file.name}: {line}" for line in settings]
+    return disabled
+
+
 def without_commands(text: str) -> tuple[str, list[str]]:
     """Return a settings file in which nothing names a command, and the lines that are comments now.
 

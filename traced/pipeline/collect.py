@@ -21,7 +21,7 @@ from store.types import Outcome, Tool, Trajectory
 from traced.evaluation.figures import percent
 from traced.evaluation.intervals import rate
 from traced.pipeline.context import Context, RunningStage
-from traced.pipeline.episodes import BASE, episodes, first_jobs, model_policy, split_jobs
+from traced.pipeline.episodes import BASE, episodes, first_jobs, model_policy, split_jobs, trials_of, trials_text
 from traced.rollouts.episodes import EpisodeJob
 
 
@@ -29,14 +29,16 @@ async def collect(context: Context) -> list[Trajectory]:
     """Record ``collect.episodes`` episodes of the base model; stored ones are reused."""
     jobs = collect_jobs(context)
     temperature = context.settings.collect.temperature
-    with context.stage("collect", "Collect the base model's episodes", total=len(jobs)) as stage:
+    title = f"Collect the base model's episodes{trials_text(context.target, jobs)}"
+    with context.stage("collect", title, total=len(jobs)) as stage:
         policy = await model_policy(context, BASE, temperature)
-        async with context.target.source() as source:
+        async with context.target_source() as source:
             trajectories = await episodes(
                 context, source, jobs, policy, model=BASE, temperature=temperature, tick=count_successes(stage)
             )
         summary = rate(BASE, trajectories)
         stage.detail = {"episodes": summary.episodes, "success": summary.rate, "infrastructure": summary.infrastructure}
+        stage.detail |= trials_of(context.target, jobs)
         stage.figure = f"success {percent(summary.rate)}"
     return trajectories
 

@@ -9,7 +9,7 @@ that play no episode (analyze, promote, report), and those whose episodes are st
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import sqlalchemy
 from sqlmodel import Session
 
+from sandbox.episodes import EpisodeSource
 from sandbox.policy import SandboxLimits
 from store.database import open_store, read_session, write_session
 from store.records import Event, StageEvent, StageState
@@ -28,6 +29,8 @@ from traced.core.ownership import sandbox_owner
 from traced.core.progress import Progress
 from traced.core.resources import Meter
 from traced.inference.model_files import ModelFiles, base_model
+from traced.targets.description import MODEL_USER
+from traced.targets.errors import UserUnavailable
 from traced.targets.registry import Target, target
 
 if TYPE_CHECKING:
@@ -123,6 +126,31 @@ class Context:
         """Serve an adapter directory under ``name``; a version that is loaded is not loaded again."""
         engine = await self.engine()
         await engine.serve(name, path)
+
+    @asynccontextmanager
+    async def target_source(self) -> AsyncIterator[EpisodeSource]:
+        """Open the source of the target's episodes, with the model of ``[target.user]`` if its user is one.
+
+        Raises:
+            TargetFault: The target cannot be loaded.
+            UserUnavailable: The user's model is not configured completely.
+        """
+        if self.target.description.user != MODEL_USER:
+            async with self.target.source() as source:
+                yield source
+            return
+        # Imported here because the client library takes a second, which only such targets need.
+        from traced.llm.connection import LlmError, StoreLedger, model
+        from traced.targets.user import ModelUser
+
+        section, ledger = self.settings.target.user, StoreLedger(self.store, self.now)
+        async with AsyncExitStack() as stack:
+            try:
+                language_model = await stack.enter_async_context(model(self.settings, ledger, user=True))
+            except LlmError as error:
+                raise UserUnavailable(f"the user's model cannot be asked: {error.message}", hint=error.hint) from error
+            user = ModelUser(language_model, self.cycle_id, section.temperature, section.max_tokens)
+            yield await stack.enter_async_context(self.target.source(user))
 
     async def embedding_source(self) -> "EmbeddingSource":
         """Return the source of embeddings that ``traced serve`` decides on; raises ``EmbeddingsError``.

@@ -8,6 +8,7 @@ appends a prompt patch to the system prompt; recorded messages and the environme
 
 import dataclasses
 import hashlib
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -22,6 +23,8 @@ from traced.inference.policies import Policy
 from traced.pipeline.context import Context
 from traced.rollouts.episodes import EpisodeJob, Limits, Origin, run_episodes, trajectory_id
 from traced.rollouts.step_limit import step_timeout_s
+from traced.targets.description import MODEL_USER
+from traced.targets.process import MAX_USER_TURNS, USER_ATTEMPTS
 from traced.targets.registry import Target
 
 BATCH = 32  # trajectories per transaction
@@ -84,6 +87,20 @@ def first_jobs(target: Target, split: str, count: int) -> list[EpisodeJob]:
     ]
 
 
+def trials_of(target: Target, jobs: Sequence[EpisodeJob]) -> dict[str, int]:
+    """Return the number of tasks and of their trials if a list of tasks is played more than once, else nothing."""
+    trials = max(Counter(job.seed for job in jobs).values(), default=1)
+    if target.division.tasks is None or trials == 1:
+        return {}
+    return {"tasks": len({job.seed for job in jobs}), "trials": trials}
+
+
+def trials_text(target: Target, jobs: Sequence[EpisodeJob]) -> str:
+    """Return the sentence on ``trials_of`` for the title of a stage; "" if each task is played once."""
+    counts = trials_of(target, jobs)
+    return f" ({counts['tasks']} tasks, up to {counts['trials']} trials of each)" if counts else ""
+
+
 async def model_policy(context: Context, model: str, temperature: float) -> Policy:
     """Return the policy of a model served by the engine: the base or an adapter version."""
     engine = await context.engine()
@@ -134,7 +151,6 @@ async def episodes(
     # Only missing episodes are run, which makes the stage resumable after a kill.
     missing = [job for job, key in zip(jobs, ids, strict=True) if key not in stored_ids]
     failures: list[Trajectory] = []
-    count = len(missing)
     for _ in range(ROUNDS):
         failures = await _run(context, source, missing, policy, origin, tokens=tokens, tick=tick)
         lost_ids = {trajectory.id for trajectory in failures}
@@ -142,7 +158,7 @@ async def episodes(
         tick = _silent
         if not missing:
             break
-    _refuse_majority(source, failures, count)
+    _refuse_majority(source, failures, len(jobs))
     with context.read_session() as session:
         trajectories = {trajectory.id: trajectory for trajectory in get_trajectories(session, ids, tokens=False)}
     return [trajectories[key] for key in ids]
@@ -157,6 +173,10 @@ def limits_of(context: Context, source: EpisodeSource) -> Limits:
         turns = description.max_turns or turns
         concurrency = min(concurrency, description.concurrency or concurrency)
         call_s = target.step_s
+        if description.user == MODEL_USER:
+            # A step waits for what the user says.
+            user = settings.target.user
+            call_s += MAX_USER_TURNS * USER_ATTEMPTS * (user.timeout_s + user.patience_s)
     return Limits(turns, concurrency, step_timeout_s(call_s))
 
 

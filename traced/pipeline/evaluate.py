@@ -25,7 +25,7 @@ from traced.inference.policies import Policy
 from traced.pipeline.adapter_files import check_version, serve_version
 from traced.pipeline.collect import count_successes
 from traced.pipeline.context import Context
-from traced.pipeline.episodes import BASE, episodes, first_jobs, model_policy
+from traced.pipeline.episodes import BASE, episodes, first_jobs, model_policy, trials_of, trials_text
 from traced.pipeline.promote import routable_adapters
 from traced.pipeline.routers import routers
 from traced.pipeline.train import job_for, with_servers
@@ -63,7 +63,7 @@ async def evaluate(context: Context, promoted_adapters: Sequence[str]) -> None:
     seeds, adapters = context.settings.test.seeds, routable_adapters(context, promoted_adapters)
     for model in (BASE, *adapters, *([ROUTED] if adapters else [])):
         context.progress.plan(stage_of(model), f"Test: {model}", EPISODE_S * seeds, EPISODES)
-    async with context.target.source() as source:
+    async with context.target_source() as source:
         await on_test(context, source, FLOOR, DoNothing(), "Test: do nothing")
         await _model_on_test(context, source, BASE, "Test: base model")
         for name in adapters:
@@ -76,7 +76,7 @@ async def evaluate(context: Context, promoted_adapters: Sequence[str]) -> None:
 
 async def evaluate_base(context: Context) -> list[Rate]:
     """Play the test split with the do-nothing floor and the base model, and return their success rates."""
-    async with context.target.source() as source:
+    async with context.target_source() as source:
         floor = await on_test(context, source, FLOOR, DoNothing(), "Test: do nothing")
         base = await _model_on_test(context, source, BASE, "Test: base model")
     return [rate(FLOOR, floor), rate(BASE, base)]
@@ -95,7 +95,9 @@ def test_jobs(context: Context) -> list[EpisodeJob]:
 async def on_test(context: Context, source: EpisodeSource, model: str, policy: Policy, title: str) -> list[Trajectory]:
     """Return one policy's episodes on the test seeds."""
     jobs = test_jobs(context)
+    title = f"{title}{trials_text(context.target, jobs)}"
     with context.stage(stage_of(model), title, total=len(jobs)) as stage:
+        stage.detail = trials_of(context.target, jobs)
         return await episodes(
             context,
             source,
@@ -191,6 +193,6 @@ async def grpo_on_target(context: Context, rollouts: int) -> None:
             device.trainer_variables,
         )
     await context.serve(ON_TARGET, job.adapter)
-    async with context.target.source() as source:
+    async with context.target_source() as source:
         policy = await model_policy(context, ON_TARGET, context.settings.engine.temperature)
         await on_test(context, source, ON_TARGET, policy, "Test: GRPO on the target itself")

@@ -23,7 +23,7 @@ from traced.evaluation.intervals import Pair, pair
 from traced.pipeline.adapter_files import check_version, serve_version
 from traced.pipeline.analyze import analysis_context
 from traced.pipeline.context import Context, RunningStage
-from traced.pipeline.episodes import BASE, Player, player_episodes, seed_jobs, split_jobs
+from traced.pipeline.episodes import BASE, Player, player_episodes, seed_jobs, split_jobs, trials_text
 from traced.pipeline.findings import label_capability
 from traced.pipeline.train import TRAINING_SEEDS
 from traced.rollouts.episodes import EpisodeJob
@@ -108,7 +108,7 @@ async def compare(
         source_code = get_environment(session, sides.environment).source_code
     async with (
         SandboxSource(source_code, limits=context.sandbox_limits, owner=context.sandbox_owner) as environment,
-        context.target.source() as target,
+        context.target_source() as target,
     ):
         rounds = _Rounds(context, sides, environment, target, stage)
         try:
@@ -178,8 +178,11 @@ class _Rounds:
         return await self._run(source, jobs, self.sides.baseline), await self._run(source, jobs, self.sides.candidate)
 
     async def _run(self, source: EpisodeSource, jobs: list[EpisodeJob], player: Player) -> list[Trajectory]:
+        # The tasks of a synthetic environment are seeds of its own.
+        text = trials_text(self.context.target, jobs) if source is self.target else ""
+
         def tick(_: Trajectory | None) -> None:
-            self.stage.advance(figure=f"{player.name} in {source.name}")
+            self.stage.advance(figure=f"{player.name} in {source.name}{text}")
 
         return await player_episodes(self.context, source, jobs, player, tick=tick)
 

@@ -229,6 +229,7 @@ FAULT_BY_ERROR = {
     # traced.targets.errors: a target that cannot be loaded is not the fault of a capability
     "TargetFault": FaultAttribution.INFRASTRUCTURE,
     "SimulatorError": FaultAttribution.UNCLEAR,
+    "UserUnavailable": FaultAttribution.INFRASTRUCTURE,
     # traced.core.errors
     "CapabilityError": FaultAttribution.ANSWER,
     # Python's own

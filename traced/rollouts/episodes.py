@@ -28,6 +28,7 @@ from traced.inference.errors import ContextLengthError
 from traced.inference.policies import Policy
 from traced.rollouts.errors import Fault, Infrastructure, attribute
 from traced.rollouts.step_limit import STEP_TIMEOUT_S
+from traced.targets.errors import ConversationTooLong
 
 T = TypeVar("T")
 
@@ -141,7 +142,7 @@ class _Runner:
 
     async def _play_and_score(self, record: Record) -> tuple[EndCause, Score]:
         with attribute(Fault.SANDBOX, "opening an episode"):
-            episode = self.source.episode()
+            episode = self.source.episode(record.job.trial)
         try:
             cause = await self._play(episode, record)
             with attribute(Fault.SANDBOX, "scoring"):
@@ -165,8 +166,8 @@ class _Runner:
             with attribute(Fault.SANDBOX, f"step of turn {turn}"):
                 try:
                     step = await self._bounded(episode.step(ChatFormat.for_environment(message)))
-                # The message exceeds what an environment accepts: the agent's own fault.
-                except AgentFault:
+                # The message exceeds what an environment accepts, or the user's context: the agent's own fault.
+                except (AgentFault, ConversationTooLong):
                     return EndCause.MAX_TOKENS
             record.messages.extend(step.messages)
             if step.done:

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from enum import StrEnum
 
 from traced.inference.errors import ContextLengthError
-from traced.targets.errors import SimulatorError, TargetFault
+from traced.targets.errors import ConversationTooLong, SimulatorError, TargetFault, UserUnavailable
 
 
 class Fault(StrEnum):
@@ -33,11 +33,12 @@ class Infrastructure(Exception):
 def attribute(fault: Fault, activity: str) -> Iterator[None]:
     """Attribute any exception of the block to ``fault``; ``activity`` describes what was going on ("step 3").
 
-    ``ContextLengthError`` passes through: a conversation that outgrew the context is the agent's own doing.
+    These pass through: ``ContextLengthError`` and ``ConversationTooLong``, because a conversation that outgrew a
+    context is the agent's own doing, and ``UserUnavailable``, which would end every other episode as well.
     """
     try:
         yield
-    except (Infrastructure, ContextLengthError):
+    except (Infrastructure, ContextLengthError, ConversationTooLong, UserUnavailable):
         raise
     except SimulatorError as error:
         raise Infrastructure(Fault.SIMULATOR, f"{activity}: {error}") from error

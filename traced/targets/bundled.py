@@ -40,6 +40,8 @@ def _bfcl(title: str, category: str) -> Bundled:
     return Bundled(f"{ADAPTERS / 'bfcl.py'}:MultiTurn", "bfcl", title, {"category": category})
 
 
+OPENENV = f"{ADAPTERS / 'openenv_server.py'}:Server"
+
 BUNDLED: dict[str, Bundled] = {
     "tau2:telecom-solo": _tau2("tau2-bench: a ticket and all tools, no user", domain="telecom", solo=True),
     "tau2:airline": _tau2("tau2-bench: airline, with a user that is a model", domain="airline"),

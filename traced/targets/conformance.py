@@ -211,6 +211,8 @@ class _Suite:
                 serial[seed].score,
             ):
                 raise Failed(f"task {self._id(seed)} goes otherwise beside other episodes")
+        if self.target.description.determinism == RANDOM:
+            return f"{at_once} episodes at once can be played"
         return f"{at_once} episodes at once do not touch each other"
 
     async def privileged(self) -> str | None:

@@ -33,7 +33,7 @@ class LocalSource:
         """Return the source's name in trajectories."""
         return self._name
 
-    def episode(self) -> Episode:
+    def episode(self, trial: int = 0) -> Episode:
         """Return a fresh environment, not yet reset."""
         return _LocalEpisode(self._factory(), self._pool)
 

@@ -21,7 +21,7 @@ class GoldEpisode(Episode, Protocol):
 class SilentUser:
     """A user that greets and then ends the conversation, for plays that need no user."""
 
-    async def reply(self, request: dict[str, Any]) -> str:
+    async def reply(self, request: dict[str, Any], trial: int = 0) -> str:
         """Return a greeting first, and then a text that ends the conversation."""
         has_greeted = any(message["role"] == "assistant" for message in request["messages"])
         return str(request["stops"][0]) if has_greeted and request.get("stops") else "Hello."

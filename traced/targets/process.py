@@ -38,6 +38,7 @@ LOG_LINES = 12  # of the target's output in the message of an error
 STOP_S = 2.0
 RESTARTS = 3
 MAX_USER_TURNS = 4
+USER_ATTEMPTS = 3  # of a user for one message
 
 T = TypeVar("T")
 
@@ -185,15 +186,18 @@ def _output(child: Child) -> str:
 class User(Protocol):
     """The user of an episode, outside of the target."""
 
-    async def reply(self, request: dict[str, Any]) -> str:
+    async def reply(self, request: dict[str, Any], trial: int = 0) -> str:
         """Return what the user says.
 
         Args:
-            request: "system": persona and goal; "messages": the conversation as the user sees it, its own messages as
-                the assistant's; "stops": texts that end the conversation.
+            request: "system": persona and goal; "goal": the part of it that the agent must not learn at once;
+                "messages": the conversation as the user sees it, its own messages as the assistant's; "stops": texts
+                that end the conversation.
+            trial: Which repetition of the task it is.
 
         Raises:
             SimulatorError: The user cannot reply.
+            UserUnavailable: No user can reply.
         """
         ...
 
@@ -227,9 +231,9 @@ class ProcessSource:
         assert self._main is not None
         return self._main.description
 
-    def episode(self) -> "ProcessEpisode":
+    def episode(self, trial: int = 0) -> "ProcessEpisode":
         """Return a new episode, not yet reset."""
-        return ProcessEpisode(self)
+        return ProcessEpisode(self, trial)
 
     async def __aenter__(self) -> Self:
         self._main = await self._start()
@@ -246,12 +250,15 @@ class ProcessSource:
 
     async def _start(self) -> MainProcess:
         main = await MainProcess.start(self.launch)
-        if self._expected not in (None, read_description(self._name, main.description)):
+        try:
+            if self._expected not in (None, read_description(self._name, main.description)):
+                raise TargetFault(
+                    f"the target {self._name} describes itself otherwise than before: its package or data was changed",
+                    hint=f"traced target check {self._name}, which reads the description anew",
+                )
+        except BaseException:
             await asyncio.to_thread(main.close)
-            raise TargetFault(
-                f"the target {self._name} describes itself otherwise than before: its package or data was changed",
-                hint=f"traced target check {self._name}, which reads the description anew",
-            )
+            raise
         return main
 
     async def connect(self) -> socket.socket:
@@ -281,8 +288,8 @@ class ProcessSource:
 class ProcessEpisode:
     """One episode in its own process."""
 
-    def __init__(self, source: ProcessSource) -> None:
-        self._source = source
+    def __init__(self, source: ProcessSource, trial: int = 0) -> None:
+        self._source, self._trial = source, trial
         self._reader: asyncio.StreamReader | None = None
         self._writer: asyncio.StreamWriter | None = None
         self._ids = 0
@@ -316,10 +323,11 @@ class ProcessEpisode:
         for _ in range(MAX_USER_TURNS):
             if not _awaits_user(answer):
                 return answer
+            _check_user_request(answer["user"])
             user = self._source.user
             if user is None:
                 raise SimulatorError("the target asks for a user that is a model, and there is none")
-            reply = await self._call("user", text=await user.reply(answer["user"]))
+            reply = await self._call("user", text=await user.reply(answer["user"], self._trial))
             reply["messages"] = [*answer.get("messages", []), *reply.get("messages", [])]
             answer = reply
         if _awaits_user(answer):
@@ -431,6 +439,25 @@ async def _wait_for_end(pidfd: int) -> None:
     finally:
         loop.remove_reader(pidfd)
         os.close(pidfd)
+
+
+def _check_user_request(request: object) -> None:
+    """Raise ``TargetFault`` unless ``request`` is what ``User.reply`` expects."""
+    if not isinstance(request, dict):
+        raise TargetFault(f"user_request of the target is a {type(request).__name__} instead of a dict")
+    for key, default in (("system", None), ("goal", "")):
+        if not isinstance(request.get(key, default), str):
+            raise TargetFault(f"user_request of the target has no text {key!r}")
+    messages, stops = request.get("messages"), request.get("stops", [])
+    if not isinstance(messages, list) or not all(
+        isinstance(message, dict)
+        and message.get("role") in ("user", "assistant")
+        and isinstance(message.get("content") or "", str)
+        for message in messages
+    ):
+        raise TargetFault("user_request of the target needs 'messages': a list of texts by user and assistant")
+    if not isinstance(stops, list | tuple) or not all(isinstance(stop, str) and stop for stop in stops):
+        raise TargetFault("'stops' in user_request of the target must be a list of texts")
 
 
 def _awaits_user(answer: dict[str, Any]) -> bool:

@@ -21,10 +21,11 @@ from typing import TYPE_CHECKING, Any
 from sandbox.client import SandboxSource
 from sandbox.episodes import EpisodeSource
 from sandbox.policy import SandboxLimits
+from traced.config.settings import TARGETS, target_table
 from traced.core.errors import ConfigError
 from traced.core.ownership import sandbox_owner
 from traced.targets import desk
-from traced.targets.bundled import BUNDLED
+from traced.targets.bundled import BUNDLED, OPENENV
 from traced.targets.description import MODEL_USER, Description, Division, divide
 from traced.targets.loading import DEFAULT_STEP_S, factory_file, file_description, launch, process_description
 from traced.targets.local import LocalSource
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
     from traced.config.settings import Settings, TargetSection
 
 GROUP = "traced.targets"  # of entry points
-FOLDER = "targets"  # in the data directory
 
 
 @dataclass(frozen=True)
@@ -108,6 +108,8 @@ def find_target(
         )
     if not section.factory:
         raise ConfigError("target.factory is empty", hint='target.factory = "FILE.py" or "module:function"')
+    if section.kind == "openenv":
+        section = _of_server(section)
     if section.kind == "file" and not section.trusted:
         return _sandboxed(section, limits, owner)
     start_options = launch(section, data_dir)
@@ -124,6 +126,17 @@ def find_target(
     )
 
 
+def _of_server(section: "TargetSection") -> "TargetSection":
+    """Return the section as one of the adapter of OpenEnv's servers; raises ``ConfigError``."""
+    if not section.factory.startswith(("http://", "https://")):
+        raise ConfigError(
+            f"target.factory is {section.factory!r}; for OpenEnv it must be the URL of a running server",
+            hint='target.factory = "http://127.0.0.1:8000"',
+        )
+    options = (f"url={json.dumps(section.factory)}", f"name={json.dumps(section.name)}", *section.options)
+    return section.model_copy(update={"kind": "python", "factory": OPENENV, "options": options})
+
+
 def _sandboxed(section: "TargetSection", limits: SandboxLimits, owner: Callable[[], str]) -> Target:
     file = factory_file(section.factory)
     if file is None or not section.factory.endswith(".py"):
@@ -134,6 +147,11 @@ def _sandboxed(section: "TargetSection", limits: SandboxLimits, owner: Callable[
             hint="target.trusted = true, for a process of this machine",
         )
     description = file_description(section.name, file)
+    if description.user == MODEL_USER:
+        raise ConfigError(
+            f"the user of the target {section.name} is a model, and a file in the sandbox cannot ask for one",
+            hint="target.trusted = true, for a process of this machine",
+        )
     if description.tasks is not None:
         raise ConfigError(
             f"the target {section.name} has a list of tasks; a file in the sandbox has seeds only",
@@ -158,16 +176,21 @@ def target_names(data_dir: Path) -> dict[str, str]:
         missing = "" if bundled.python.exists() else " (not installed: make targets)"
         names[name] = bundled.title + missing
     names |= {point.name: f"entry point {point.value}" for point in entry_points(group=GROUP)}
-    names |= {file.stem: f"added: {file}" for file in sorted((data_dir / FOLDER).glob("*.toml"))}
+    names |= {file.stem: f"added: {file}" for file in sorted((data_dir / TARGETS).glob("*.toml"))}
     return names
 
 
 def table_of(section: "TargetSection", data_dir: Path) -> "TargetSection":
     """Return the table that the name of ``section`` stands for; raises ``ConfigError``."""
     overrides = section.model_dump(exclude_defaults=True)
-    file = data_dir / FOLDER / f"{section.name}.toml"
+    file = target_table(data_dir, section.name)
     if file.exists():
         values = {**_read(file), **overrides}
+        if "kind" not in values:
+            raise ConfigError(
+                f"the target {section.name} is off: {file} names no target.kind, as after a restore",
+                hint=f"read it and remove '# ' from its lines, or traced target add {section.name} ...",
+            )
     elif section.name in BUNDLED:
         bundled = BUNDLED[section.name]
         if not section.python and not bundled.python.exists():
@@ -191,7 +214,7 @@ def table_of(section: "TargetSection", data_dir: Path) -> "TargetSection":
         return type(section)(**values)
     except ValueError as error:
         raise ConfigError(
-            f"{file} has a value that is none: {error}", hint=f"traced target add {section.name}"
+            f"a value of the target {section.name} is invalid: {error}", hint=f"traced target add {section.name} ..."
         ) from error
 
 
@@ -204,7 +227,8 @@ def with_target(settings: "Settings", name: str, **table: Any) -> "Settings":
     if not table and name == settings.target.name:
         return settings
     try:
-        section = type(settings.target)(name=name, **table)
+        # The model of the user does not belong to the target.
+        section = type(settings.target)(name=name, **{"user": settings.target.user, **table})
     except ValueError as error:
         raise ConfigError(f"{name!r} is no target: {error}", hint="traced target list") from error
     return settings.model_copy(update={"target": section})
@@ -220,12 +244,13 @@ def _read(file: Path) -> dict[str, object]:
 def check_seeds(checked_target: Target, settings: "Settings") -> None:
     """Raise ``ConfigError`` if the settings need more seeds than a split has; a list of tasks is played in trials.
 
-    A target whose user is a model is refused too: no stage can provide one.
+    A target whose user is a model needs one.
     """
-    if checked_target.description.user == MODEL_USER:
+    if checked_target.description.user == MODEL_USER and not settings.target.user.model:
         raise ConfigError(
-            f"the user of the target {checked_target.name} is a model, and traced cannot provide one yet",
-            hint="traced target list, for another target",
+            f"the user of the target {checked_target.name} is a model, and target.user.model is empty",
+            hint='set target.user.model = "NAME" in traced.toml, target.user.base_url for your own server, '
+            "then: traced llm check --user",
         )
     if checked_target.division.tasks is not None:
         return

@@ -7,7 +7,7 @@ import pytest
 
 from store.records import Cycle, CycleState
 from tests.unit.store.chain import T0
-from traced.config.settings import Settings, configuration, load_settings
+from traced.config.settings import Settings, configuration, load_settings, start_overrides
 from traced.core.errors import CycleChanged
 from traced.daemon.loop import as_begun, overrides_of
 
@@ -35,7 +35,22 @@ def test_the_service_starts_the_target_and_not_the_stored_cycle(tmp_path: Path) 
 def test_a_target_that_is_started_otherwise_is_another_world(tmp_path: Path, keys: dict[str, Any]) -> None:
     with pytest.raises(CycleChanged, match="acme-0-1 was started on the target acme of other settings") as info:
         as_begun(settings_of(tmp_path, **keys), cycle_of(settings_of(tmp_path)))
-    assert info.value.hint.startswith("put [target] back")
+    assert info.value.hint.startswith("traced cycle start begins a new cycle")
+
+
+def test_a_table_that_was_changed_is_another_world(tmp_path: Path) -> None:
+    file = tmp_path / "targets" / "acme.toml"
+    file.parent.mkdir()
+    file.write_text('kind = "python"\nfactory = "acme:World"\n')
+    settings = load_settings(tmp_path, {"target.name": "acme"})
+    cycle = cycle_of(settings)
+    assert as_begun(settings, cycle).target == settings.target
+    assert start_overrides(settings)["target.factory"] == "acme:World"  # for all stages of a run
+    file.write_text('# a restored table\nkind = "python"\nfactory = "acme:World"\nstep_s = 9.0\n')
+    assert as_begun(settings, cycle).target == settings.target
+    file.write_text('kind = "python"\nfactory = "acme:Other"\n')
+    with pytest.raises(CycleChanged):
+        as_begun(settings, cycle)
 
 
 def test_a_cycle_from_before_the_digest_continues_on_the_desk(tmp_path: Path) -> None:

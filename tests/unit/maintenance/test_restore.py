@@ -18,10 +18,13 @@ from sqlalchemy import text
 from store.database import connect, open_store, write_session
 from store.repositories import promotions, serving
 from tests.unit.maintenance.place import ADAPTER, NOW, fill, repacked, settings_at, tree
+from traced.config.settings import load_settings
+from traced.core.errors import ConfigError
 from traced.maintenance import decision_changes
 from traced.maintenance.backup import back_up
 from traced.maintenance.errors import RestoreRefused
 from traced.maintenance.restore import restore
+from traced.targets.registry import target
 
 
 @pytest.fixture
@@ -67,6 +70,26 @@ def test_commands_in_the_restored_settings_are_off(place: Path, tmp_path: Path) 
     assert done.commands == ['commands = [{name = "x", argv = ["/tmp/x"]}]']
     assert (settings_at(tmp_path / "new").seed, settings_at(tmp_path / "new").notify.commands) == (5, ())
     assert '# commands = [{name = "x", argv = ["/tmp/x"]}]' in (tmp_path / "new" / "traced.toml").read_text()
+
+
+def test_added_targets_are_in_backups_and_off_after_a_restore(place: Path, tmp_path: Path) -> None:
+    table = 'kind = "python"\nfactory = "acme.world:make"\n\n[user]\nmodel = "m"\n'
+    (place / "targets").mkdir()
+    (place / "targets" / "acme.toml").write_text(table)
+    backup = back_up(settings_at(place), tmp_path / "one.tar.zst", now=NOW)
+    done = restore(backup.path, tmp_path / "new", settings_at, now=NOW)
+    assert done.commands == [
+        'targets/acme.toml: kind = "python"',
+        'targets/acme.toml: factory = "acme.world:make"',
+        "targets/acme.toml: [user]",
+        'targets/acme.toml: model = "m"',
+    ]
+    file = tmp_path / "new" / "targets" / "acme.toml"
+    with pytest.raises(ConfigError, match=r"the target acme is off: .* names no target.kind, as after a restore"):
+        target(load_settings(tmp_path / "new", {"target.name": "acme"}))
+    note, *lines = file.read_text().splitlines()
+    assert "Off since a restore" in note
+    assert "\n".join(line.removeprefix("# ") for line in lines) + "\n" == table
 
 
 def test_an_adapter_that_was_rolled_back_is_not_revived_unasked(place: Path, backup_file: Path) -> None:

@@ -1,4 +1,4 @@
-"""Episodes that are lost to a failing engine are acme again within the run."""
+"""Episodes that are lost to a failing engine are played again within the run."""
 
 from collections import Counter
 from collections.abc import Iterator

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from traced.config.cycle_sections import GateSection
-from traced.pipeline.episodes import first_jobs, split_jobs
+from traced.pipeline.episodes import first_jobs, split_jobs, trials_of, trials_text
 from traced.pipeline.gate import round_jobs
 from traced.rollouts.episodes import EpisodeJob
 from traced.targets.description import Description, divide
@@ -39,6 +39,15 @@ def test_a_short_list_is_played_again() -> None:
     assert ids(jobs) == [("a0", 0), ("a1", 0), ("a2", 0), ("a0", 1), ("a1", 1), ("a2", 1), ("a0", 2)]
     assert [job.seed for job in jobs] == [0, 1, 2, 0, 1, 2, 0]
     assert ids(first_jobs(target_with_tasks(3), "test", 2)) == [("t0", 0), ("t1", 0)]
+
+
+def test_a_stage_says_what_it_plays_instead_of_more_tasks() -> None:
+    short_list = target_with_tasks(3)
+    jobs = first_jobs(short_list, "train", 7)
+    assert trials_of(short_list, jobs) == {"tasks": 3, "trials": 3}
+    assert trials_text(short_list, jobs) == " (3 tasks, up to 3 trials of each)"
+    assert trials_text(short_list, first_jobs(short_list, "train", 3)) == trials_text(short_list, []) == ""
+    assert trials_text(DESK, split_jobs(DESK, "train", [3], trials=2)) == ""
 
 
 def test_rounds_of_the_gate_share_no_seed() -> None:

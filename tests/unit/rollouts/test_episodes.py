@@ -204,7 +204,7 @@ async def test_leaving_early_closes_every_open_episode() -> None:
     class Source:
         name = "waiting"
 
-        def episode(self) -> Waiting:
+        def episode(self, trial: int = 0) -> Waiting:
             return Waiting()
 
     limits = Limits(concurrency=4)
@@ -246,7 +246,7 @@ async def test_a_stop_that_comes_as_a_call_returns_is_not_lost(moment: str) -> N
     class Source:
         name = "stopping"
 
-        def episode(self) -> Stopping:
+        def episode(self, trial: int = 0) -> Stopping:
             return Stopping()
 
     async def play() -> None:

@@ -45,7 +45,7 @@ class Source:
         self.names: dict[str, Any] = {}
         exec(compile(source_code, "environment.py", "exec"), self.names)
 
-    def episode(self) -> Episode:
+    def episode(self, trial: int = 0) -> Episode:
         return Episode(self.names["Environment"]())
 
     async def oracle(self, seed: int, turns: int = ORACLE_TURNS) -> OraclePlay:

@@ -263,7 +263,7 @@ class Person:
     def __init__(self, *texts: str) -> None:
         self.texts, self.requests = list(texts), []  # type: tuple[list[str], list[dict[str, Any]]]
 
-    async def reply(self, request: dict[str, Any]) -> str:
+    async def reply(self, request: dict[str, Any], trial: int = 0) -> str:
         self.requests.append(request)
         if not self.texts:
             raise SimulatorError("the user is away")
@@ -279,6 +279,28 @@ async def test_a_user_speaks_between_the_messages_of_the_agent(tmp_path: Path) -
         assert person.requests[0] == {"system": "You want word-5.", "messages": [], "stops": ["STOP"]}
         step = await episode.step(say("Which one?"))
         assert (step.messages, step.done) == ([{"role": "user", "content": "STOP"}], True)
+        await episode.close()
+
+
+@pytest.mark.parametrize(
+    ("request_", "message"),
+    [
+        ("speak", "user_request of the target is a str instead of a dict"),
+        ({"messages": []}, "has no text 'system'"),
+        ({"system": "", "goal": 3, "messages": []}, "has no text 'goal'"),
+        ({"system": ""}, "needs 'messages'"),
+        ({"system": "", "messages": [{"role": "tool", "content": ""}]}, "needs 'messages'"),
+        ({"system": "", "messages": [], "stops": "STOP"}, "'stops' in user_request of the target"),
+    ],
+)
+async def test_a_malformed_request_for_the_user_is_the_targets_fault(
+    tmp_path: Path, request_: object, message: str
+) -> None:
+    start_options = launch(tmp_path, "Talkative", options={"request": request_})
+    async with ProcessSource("talkative", start_options, user=Person("so")) as source:
+        episode = source.episode()
+        with pytest.raises(TargetFault, match=message):
+            await episode.reset(5)
         await episode.close()
 
 

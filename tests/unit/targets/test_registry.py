@@ -39,11 +39,12 @@ def python(tmp_path: Path, world: str = "WithTasks", **keys: Any) -> dict[str, A
     return {f"target.{key}": value for key, value in table.items()}
 
 
-def test_a_user_that_is_a_model_is_refused_before_a_cycle_begins(tmp_path: Path) -> None:
+def test_a_missing_model_of_the_user_is_named_before_a_cycle_begins(tmp_path: Path) -> None:
     settings = load_settings(tmp_path, python(tmp_path, "WithUser"))
-    with pytest.raises(ConfigError, match="the user of the target acme is a model") as info:
+    with pytest.raises(ConfigError, match=r"is a model, and target\.user\.model is empty") as info:
         check_seeds(target(settings), settings)
-    assert info.value.hint == "traced target list, for another target"
+    assert info.value.hint.endswith("traced llm check --user")
+    check_seeds(target(settings), load_settings(tmp_path, {"target.user.model": "m"}))
 
 
 @pytest.mark.parametrize("kind", ["python", "file"])
@@ -59,11 +60,18 @@ def test_the_limit_of_a_step_is_the_settings_or_the_targets(tmp_path: Path, kind
     assert DESK.step_s == 30.0
 
 
-def test_a_file_with_a_list_of_tasks_needs_trust(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("description", "message"),
+    [
+        ("{'tasks': {'all': ['a', 'b', 'c']}}", "a file in the sandbox has seeds only"),
+        ("{'user': 'model'}", "a file in the sandbox cannot ask for one"),
+    ],
+)
+def test_what_a_file_in_the_sandbox_cannot_have_needs_trust(tmp_path: Path, description: str, message: str) -> None:
     file = tmp_path / "world.py"
-    file.write_text("class Environment:\n    description = {'tasks': {'all': ['a', 'b', 'c']}}\n")
+    file.write_text(f"class Environment:\n    description = {description}\n")
     overrides = {"target.name": "acme", "target.kind": "file", "target.factory": str(file)}
-    with pytest.raises(ConfigError, match="a file in the sandbox has seeds only") as info:
+    with pytest.raises(ConfigError, match=message) as info:
         target(load_settings(tmp_path, overrides))
     assert info.value.hint.startswith("target.trusted = true")
 
@@ -81,7 +89,7 @@ def test_another_target_of_the_same_settings(tmp_path: Path) -> None:
 def test_an_added_table_with_a_wrong_value_is_named(tmp_path: Path) -> None:
     (tmp_path / "targets").mkdir()
     (tmp_path / "targets" / "acme.toml").write_text('kind = "python"\nfactory = "a:b"\nstep_s = "long"\n')
-    with pytest.raises(ConfigError, match=r"acme\.toml has a value that is none"):
+    with pytest.raises(ConfigError, match="a value of the target acme is invalid: "):
         target(load_settings(tmp_path, {"target.name": "acme"}))
 
 
@@ -197,6 +205,7 @@ def test_added_targets_and_entry_points_have_names(tmp_path: Path, monkeypatch: 
             "target.options",
         ),
         ({"target.kind": "Python"}, "target.kind", ""),
+        ({"target.kind": "openenv", "target.factory": "a:b"}, "must be the URL of a running server", "target.factory"),
         ({**PYTHON, "target.name": "desk"}, "which is a target of traced", "target.name"),
         ({**PYTHON, "target.name": "tau2:retail"}, "which is a target of traced", "target.name"),
         (

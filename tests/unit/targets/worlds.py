@@ -170,13 +170,41 @@ class WithUser(Echo):
         return [{"role": "user", "content": text}]
 
 
+class Secretive(WithUser):
+    """What is privileged is in the instructions of its user, in its grader and in its gold policy."""
+
+    description: ClassVar[Any] = {"user": "model", "privileged": True, "gold": True}
+    SECRET = "canary-of-the-grader-7d1f"
+
+    def reset(self, seed: int | str) -> Task:
+        task = super().reset(seed)
+        self.state = {"expected": self.SECRET}
+        return task
+
+    @property
+    def user_request(self) -> dict[str, Any] | None:
+        request = super().user_request
+        return request and {**request, "system": f"You want {self.SECRET}.", "goal": self.SECRET}
+
+    def privileged(self) -> dict[str, Any]:
+        return {"goal": self.SECRET, "state": self.state}
+
+    def oracle(self) -> Iterator[Message]:
+        yield {"role": "assistant", "content": self.SECRET}
+
+    def score(self) -> Score:
+        if self.user_texts[-1:] == ["break"]:
+            raise KeyError(self.state["expected"])
+        return super().score()
+
+
 class Talkative(Echo):
     """Its user speaks several times before the agent does."""
 
     description: ClassVar = {"user": "model"}
 
-    def __init__(self, replies: int = 1) -> None:
-        self.replies = replies
+    def __init__(self, replies: int = 1, request: Any = None) -> None:
+        self.replies, self.request = replies, request or {"system": "", "messages": [], "stops": []}
 
     def reset(self, seed: int | str) -> Task:
         task = super().reset(seed)
@@ -184,7 +212,7 @@ class Talkative(Echo):
 
     @property
     def user_request(self) -> dict[str, Any] | None:
-        return {"system": "", "messages": [], "stops": []} if self.replies else None
+        return self.request if self.replies else None
 
     def user_reply(self, text: str) -> list[Message]:
         self.replies -= 1

@@ -155,7 +155,8 @@ class Conversation:
             for message in self._messages
             if message.role in ("assistant", "user") and not message.is_tool_call()
         ]
-        return {"system": self._user.system_prompt, "messages": turns, "stops": list(STOPS)}
+        goal = str(self._task.user_scenario.instructions)
+        return {"system": self._user.system_prompt, "goal": goal, "messages": turns, "stops": list(STOPS)}
 
     def user_reply(self, text: str) -> list[Message]:
         """Take what the user says."""
