@@ -96,6 +96,7 @@ def _tool_method(schema: dict[str, Any]) -> Callable[..., str]:
     descriptions = "\n".join(f"    {p}: {value['description']}" for p, value in properties.items())
     method.__name__, method.__doc__ = name, f"{schema['description']}\n\nArgs:\n{descriptions}\n"
     method.__annotations__ = {**dict.fromkeys(properties, str), "return": str}
+    # The type of functions does not have it, but ``inspect`` reads it.
     method.__signature__ = inspect.Signature([first, *parameters], return_annotation=str)  # type: ignore[attr-defined]
     return method
 

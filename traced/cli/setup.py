@@ -16,7 +16,6 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Annotated
 
 import typer
@@ -194,6 +193,7 @@ def check_model(settings: Settings) -> Finding:
 def check_language_model(settings: Settings) -> Finding:
     """Check that a language model is configured completely, if the settings need one."""
     from traced.llm.connection import (  # imports the store's libraries, as in ``check_store``
+        USER,
         check_model,
         endpoint,
         settings_needing_model,
@@ -203,10 +203,10 @@ def check_language_model(settings: Settings) -> Finding:
         check_model(settings)
     except TracedError as error:
         return Finding("language model", False, error.message, error.hint)
-    if not settings_needing_model(settings):
-        return Finding("language model", True, "not needed by these settings")
-    name = endpoint(settings.llm).name
-    return Finding("language model", True, f"{name}; traced llm check tries it")
+    user = settings.target.user
+    texts = [f"{endpoint(settings.llm).name}; traced llm check tries it"] if settings_needing_model(settings) else []
+    texts += [f"for the user {endpoint(user, USER).name}; traced llm check --user tries it"] if user.model else []
+    return Finding("language model", True, "; ".join(texts) or "not needed by these settings")
 
 
 def check_target(settings: Settings) -> Finding:
@@ -218,7 +218,7 @@ def check_target(settings: Settings) -> Finding:
     with ExitStack() as stack:
         if not settings.data_dir.is_dir():
             # A check makes no lasting change, and the description and the log of a target are kept in files.
-            folder = Path(stack.enter_context(TemporaryDirectory()))
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
             settings = settings.model_copy(update={"data_dir": folder})
         try:
             subject = target(settings)

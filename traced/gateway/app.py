@@ -462,6 +462,7 @@ async def _convert_errors(
         return Refusal(error.status, f"{request.method} {request.path}: {error.reason}").response()
     except (asyncio.CancelledError, ConnectionResetError):
         raise
+    # The border of every handler: without it a defect would end the connection without an answer in OpenAI's form.
     except Exception:
         log.exception("%s %s failed", request.method, request.path)
         return Refusal(

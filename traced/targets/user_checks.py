@@ -15,8 +15,11 @@ English for the roles.
 
 import re
 from collections.abc import Mapping, Sequence
+from difflib import SequenceMatcher
 from itertools import pairwise
 from typing import Any
+
+from agents.analyst.language import STOP, identifiers, words
 
 # A goal is leaked by a message with this share of its words; shorter goals can be said in one sentence.
 LEAK_SHARE = 0.55
@@ -26,17 +29,9 @@ LEAK_RUN = 18
 # Of an identifier in the answer to a question for one: digits, or digits and letters together.
 MIN_DIGITS = 4
 MIN_CHARACTERS = 6
+MIN_LONG_NUMBER = 6
 REPETITIONS = 3
 
-STOP_WORDS = frozenset(
-    re.findall(
-        r"\w+",
-        "a about after all also am an and any are as at be because been before but by can could d did do does don for "
-        "from get had has have he her him his how i if in into is it its just like ll m me my need no not now of on "
-        "only or our out please re s she should so some t than thanks that the their them then there these they this "
-        "to up us ve want was we were what when where which who will with would you your yes",
-    )
-)
 # These alone answer many questions: "Yes, please."
 CONFIRMATIONS = frozenset(
     re.findall(
@@ -73,14 +68,12 @@ INSTRUCTION_PHRASES = re.compile(
     r"\bi was(?: not|n't) (?:meant|supposed|allowed) to (?:say|tell|reveal|mention)\b",
     re.IGNORECASE,
 )
-# Letters and digits mixed, six digits and more, or an e-mail address; no amounts of money, times or ordinals.
-IDENTIFIER = re.compile(
-    r"[\w.+-]+@[\w-]+\.[\w.-]*\w|(?<![\w$€£.,:])#?(?:[A-Za-z_]*\d[\w-]*[A-Za-z_]\w*|[A-Za-z_]+[\w-]*\d\w*|\d{6,})(?![\w%]|[.,:]\d)"
-)
+EMAIL = re.compile(r"[\w.+-]+@[\w-]+\.[\w.-]*\w")
+# Sizes, times, dates and names of products that look like identifiers.
 ORDINARY = re.compile(
-    r"\d{1,4}[-/.]\d{1,2}[-/.]\d{1,4}|"
-    r"\d{1,3}(?:-[a-z]{3,})+|\d+(?:st|nd|rd|th|am|pm|h|hrs?|mins?|gb|mb|kg|lbs?|cm|mm|m|k|x|s|in|inch|w|v|p|g|d)|[ap]m\d+|\d+x\d+|"
-    r"(?:19|20)\d\d-\d\d?-\d\d?t?\d*|covid-?19|wi-?fi\d?|[345]g|mp[34]|usb\d?|windows\d+|iphone\d+|24-?7",
+    r"\d{1,4}[-/.]\d{1,2}[-/.]\d{1,4}|\d{1,3}(?:-[a-z]{3,})+|\d+x\d+|[a-z]{1,2}\d{1,2}|"
+    r"\d+(?:st|nd|rd|th|am|pm|h|hrs?|mins?|gb|mb|kg|lbs?|cm|mm|m|k|x|s|in|inch|w|v|p|g)|"
+    r"covid-?19|wi-?fi\d?|mp[34]|usb\d?|windows\d+|iphone\d+",
     re.IGNORECASE,
 )
 # A question for something that only the instructions or the conversation can contain.
@@ -90,7 +83,7 @@ ASKS_FOR_IDENTIFIER = re.compile(
     r"e-?mail|plate|dates? of birth|birth ?date|born|pin\b|username|licen[cs]e plate|imei)",
     re.IGNORECASE,
 )
-# In the answer to it: a word with a digit, or several capitals, dots or underscores.
+# In the answer to it: a word with a digit.
 ANSWER_TOKEN = re.compile(r"[\w.@#+/-]*\d[\w.@#+/-]*")
 VALUE = re.compile(
     r"\bmy (?P<name>(?:user ?id|order (?:id|number)|reservation (?:id|number)|booking (?:id|number)|account number|"
@@ -132,35 +125,35 @@ def _role(text: str) -> str:
 def _leak(text: str, goal: str, instructions: str) -> str:
     if match := INSTRUCTION_PHRASES.search(text):
         return f"it talks about its instructions: {match[0]!r}"
-    words, goal_words = set(_content_words(text)), set(_content_words(goal))
-    if len(goal_words) >= MIN_GOAL_WORDS and len(words & goal_words) >= LEAK_SHARE * len(goal_words):
-        share = len(words & goal_words) / len(goal_words)
+    message_words, goal_words = _content_words(text), _content_words(goal)
+    if len(goal_words) >= MIN_GOAL_WORDS and len(message_words & goal_words) >= LEAK_SHARE * len(goal_words):
+        share = len(message_words & goal_words) / len(goal_words)
         return f"one message has {share:.0%} of the words of its goal"
-    run = _longest_common_run(_words(text), _words(instructions))
+    matcher = SequenceMatcher(None, _words(text), _words(instructions), autojunk=False)
+    run = matcher.find_longest_match().size
     return f"it repeats {run} words of its instructions in sequence" if run >= LEAK_RUN else ""
 
 
 def _loop(text: str, messages: Sequence[Mapping[str, Any]]) -> str:
-    words = _words(text)
+    message_words = _words(text)
     # An agent that asks for what the user does not have gets the same answer, whatever it asks for.
-    if CONFIRMATIONS.issuperset(words) or NO_ANSWER.search(" ".join(words)):
+    if CONFIRMATIONS.issuperset(message_words) or NO_ANSWER.search(" ".join(message_words)):
         return ""
     prompts = [_words(messages[-1].get("content"))] if messages else []
     for agent, user in pairwise(messages):
-        if user["role"] == "assistant" and _words(user.get("content")) == words:
+        if user["role"] == "assistant" and _words(user.get("content")) == message_words:
             prompts.append(_words(agent.get("content")) if agent["role"] == "user" else [])
     # An agent that repeats its question gets the same answer.
     if len(prompts) >= REPETITIONS and len({tuple(prompt) for prompt in prompts}) == len(prompts):
-        return f"it says the same for the {len(prompts)}rd time" if len(prompts) == 3 else "it says the same again"
+        return f"it says the same for {len(prompts)} different messages of the agent"
     return ""
 
 
 def _contradiction(text: str, messages: Sequence[Mapping[str, Any]], instructions: str) -> str:
     texts = "\n".join([instructions, *(str(message.get("content") or "") for message in messages)]).lower()
-    for match in IDENTIFIER.finditer(text):
-        value = match[0].lstrip("#").lower()
-        if not ORDINARY.fullmatch(value) and not _contains(texts, value):
-            return f"it states {match[0]!r}, which neither its instructions nor the conversation contain"
+    for value in _identifiers(text):
+        if not _contains(texts, value):
+            return f"it states {value!r}, which neither its instructions nor the conversation contain"
     if (
         messages
         and messages[-1]["role"] == "user"
@@ -188,9 +181,19 @@ def _contradiction(text: str, messages: Sequence[Mapping[str, Any]], instruction
     return ""
 
 
+def _identifiers(text: str) -> list[str]:
+    """Return e-mail addresses, long numbers, and codes of letters and digits."""
+    codes = [
+        code
+        for code in sorted(identifiers(EMAIL.sub(" ", text)))
+        if sum(map(str.isdigit, code)) >= (MIN_LONG_NUMBER if code.isdigit() else 1) and not ORDINARY.fullmatch(code)
+    ]
+    return EMAIL.findall(text) + codes
+
+
 def _contains(text: str, value: str) -> bool:
     """Return whether a text has a value, however either of them is grouped: "(555) 123-4567", "555.123.4567"."""
-    return value in text or _compact(value) in _compact(text)
+    return _compact(value) in _compact(text)
 
 
 def _compact(text: str) -> str:
@@ -203,21 +206,10 @@ def _name(match: "re.Match[str]") -> str:
 
 def _words(text: str | None) -> list[str]:
     text = (text or "").lower().replace("\u2019", "'")
-    for contraction, words in CONTRACTIONS.items():
-        text = re.sub(rf"(?<=\w){contraction}\b", words, text)
-    return re.findall(r"[a-z0-9]+", text)
+    for contraction, expanded in CONTRACTIONS.items():
+        text = re.sub(rf"(?<=\w){contraction}\b", expanded, text)
+    return words(text)
 
 
-def _content_words(text: str) -> list[str]:
-    return [word for word in _words(text) if word not in STOP_WORDS]
-
-
-def _longest_common_run(words: Sequence[str], text: Sequence[str]) -> int:
-    """Return the number of words of the longest sequence that both texts contain."""
-    length, lengths = 0, [0] * (len(text) + 1)
-    for word in words:
-        previous = 0
-        for place, other in enumerate(text, 1):
-            previous, lengths[place] = lengths[place], previous + 1 if word == other else 0
-            length = max(length, lengths[place])
-    return length
+def _content_words(text: str) -> set[str]:
+    return set(_words(text)) - STOP

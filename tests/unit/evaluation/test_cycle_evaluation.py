@@ -1,11 +1,13 @@
 """The arithmetic of the test split."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from store.types import EndCause, Outcome, Trajectory
-from traced.evaluation.intervals import by_capability, rate, routing_quality
+from traced.evaluation.intervals import by_capability, episode_key, rate, routing_quality
 
 S, F, X = Outcome.SUCCESS, Outcome.FAILURE, Outcome.INFRASTRUCTURE
 
@@ -46,6 +48,36 @@ def test_infrastructure_is_counted_apart() -> None:
 def test_without_sound_episodes_the_interval_is_zero_to_one() -> None:
     result = rate("base", episodes(X))
     assert (result.episodes, result.low, result.high) == (0, 0.0, 1.0)
+
+
+def trials(*outcomes_of_tasks: tuple[Outcome, ...]) -> list[Trajectory]:
+    """Several trials of each task."""
+    return [
+        replace(episode(task, outcome), trial=trial)
+        for task, outcomes in enumerate(outcomes_of_tasks)
+        for trial, outcome in enumerate(outcomes)
+    ]
+
+
+def test_equal_trials_of_a_task_say_no_more_than_one() -> None:
+    single = rate("base", episodes(*[S] * 10, *[F] * 10))
+    repeated = rate("base", trials(*[(S,) * 5] * 10, *[(F,) * 5] * 10))
+    assert (repeated.episodes, repeated.rate) == (100, single.rate)
+    assert [repeated.low, repeated.high] == pytest.approx([single.low, single.high])
+    # Trials that differ within their tasks are independent.
+    varying = rate("base", trials(*[(S, F)] * 50))
+    independent = rate("base", episodes(*[S] * 50, *[F] * 50))
+    assert [varying.low, varying.high] == pytest.approx([independent.low, independent.high])
+
+
+def test_each_trial_of_a_task_has_its_own_pick() -> None:
+    options = {"base": trials((S, F)), "a@v1": trials((F, S))}
+    keys = [episode_key(trajectory) for trajectory in options["base"]]
+    assert keys == ["0", "0 (trial 1)"]
+    result = routing_quality(dict(zip(keys, ["base", "a@v1"], strict=True)), options)
+    assert (result.tasks, result.best, result.decisive, result.right) == (2, 2, 2, 2)
+    changes = by_capability(trials((F, F)), trials((S, F)), lambda task: {"0": ["dates"]}[task])
+    assert (changes["dates"].tasks, changes["dates"].routed) == (2, 0.5)
 
 
 @given(st.lists(st.sampled_from([S, F, X])))

@@ -81,6 +81,7 @@ def test_a_path_that_is_none_is_named(path: str) -> None:
         ("llm.api_key_file", KEY),
         ("llm.api_key", KEY),
         ("outcomes.judge.api_key_env", KEY),
+        ("target.user.api_key_env", KEY),
         ("outcomes.judge.base_url", f"https://{KEY}@models.example.org/v1"),
     ],
 )

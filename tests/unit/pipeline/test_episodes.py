@@ -84,6 +84,15 @@ def test_an_episode_has_the_limits_of_its_target(tmp_path: Path) -> None:
         assert limits_of(context, acme) == Limits(9, 1, step_timeout_s(80.0))
 
 
+def test_a_step_waits_for_a_user_that_is_a_model(tmp_path: Path) -> None:
+    table = {"name": "acme", "kind": "python", "factory": f"{WORLDS}:WithUser", "step_s": 10.0}
+    user = {"target.user.timeout_s": 100.0, "target.user.patience_s": 20.0}
+    overrides: dict[str, object] = {f"target.{key}": value for key, value in table.items()}
+    with context_with_chain(tmp_path, {**overrides, **user}) as context:
+        # Four messages of the user, each in up to three attempts.
+        assert limits_of(context, ProcessSource("acme", Launch("", tmp_path))).step_timeout_s >= 10.0 + 4 * 3 * 120.0
+
+
 @pytest.mark.parametrize(("call_seconds", "step_s"), [(5.0, 30.0), (600.0, 610.0)])
 def test_a_step_has_longer_than_a_call_in_the_sandbox(call_seconds: float, step_s: float) -> None:
     assert step_timeout_s(call_seconds) == step_s

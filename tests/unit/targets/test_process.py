@@ -20,7 +20,7 @@ from traced.inference.client import Completion
 from traced.rollouts.episodes import EpisodeJob, Limits, run_episodes
 from traced.targets.description import read_description
 from traced.targets.errors import SimulatorError, TargetFault
-from traced.targets.process import MAX_USER_TURNS, Launch, MainProcess, ProcessSource
+from traced.targets.process import MAX_USER_TURNS, Launch, MainProcess, ProcessEpisode, ProcessSource
 
 WORLDS = Path(__file__).with_name("worlds.py")
 
@@ -120,6 +120,19 @@ async def test_an_episode_that_was_closed_has_ended(tmp_path: Path) -> None:
             assert has_ended(pid)
 
 
+async def test_closing_an_episode_waits_until_its_process_has_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        ProcessEpisode, "_kill", lambda episode: asyncio.get_running_loop().call_later(0.3, os.kill, episode.pid, 9)
+    )
+    async with ProcessSource("echo", launch(tmp_path)) as source:
+        episode = source.episode()
+        await episode.reset(1)
+        await episode.close()
+        assert has_ended(episode.pid)
+
+
 async def test_no_more_episodes_are_open_than_the_target_allows(tmp_path: Path) -> None:
     start_options = launch(tmp_path, "WithTasks", options={"concurrency": 2})
     description = read_description("echo", WithTasks(concurrency=2).description)
@@ -183,6 +196,23 @@ async def test_a_start_may_take_longer_than_a_step(tmp_path: Path) -> None:
         await asyncio.gather(*(episode.reset(number) for number, episode in enumerate(episodes)))
         assert source.restarts == 1
         for episode in episodes:
+            await episode.close()
+
+
+async def test_a_caller_that_gives_up_does_not_stop_the_restart_of_others(tmp_path: Path) -> None:
+    file = tmp_path / "slow.py"
+    file.write_text("import time\ntime.sleep(0.5)\n" + WORLDS.read_text())
+    async with ProcessSource("echo", Launch(f"{file}:Echo", tmp_path / "log")) as source:
+        assert source._main is not None
+        os.kill(source._main._child.pid, signal.SIGKILL)
+        await asyncio.to_thread(source._main._child.wait, 10)
+        first, second = source.episode(), source.episode()
+        resets = [asyncio.create_task(episode.reset(1)) for episode in (first, second)]
+        await asyncio.sleep(0.1)
+        resets[0].cancel()
+        await resets[1]
+        assert source.restarts == 1
+        for episode in (first, second):
             await episode.close()
 
 

@@ -80,6 +80,8 @@ def test_another_target_of_the_same_settings(tmp_path: Path) -> None:
     settings = load_settings(tmp_path, {"target.split_seed": 7})
     assert with_target(settings, "desk") is settings
     assert with_target(settings, "acme", kind="python", factory="a:b").target.factory == "a:b"
+    with_user = load_settings(tmp_path, {"target.user.model": "m"})
+    assert with_target(with_user, "acme").target.user.model == "m"
     for name, table in (("acme", {"kind": "Python"}), ("acme", {"step_s": -1.0})):
         with pytest.raises(ConfigError, match="'acme' is no target: ") as info:
             with_target(settings, name, **table)

@@ -9,7 +9,7 @@ import pytest
 from store.repositories.llm_replies import list_replies, stage_costs
 from store.repositories.trajectories import TrajectoryFilter, list_trajectories
 from store.types import EndCause, Outcome, Trajectory
-from tests.scripted_model import Scripted, ScriptedReply, Status, scripted_server
+from tests.scripted_model import Scripted, ScriptedReply, Status, Text, Truncated, scripted_server
 from tests.unit.pipeline.contexts import context_with_chain
 from tests.unit.targets.test_process import Words
 from tests.unit.targets.worlds import Secretive
@@ -90,6 +90,24 @@ async def test_a_user_that_says_nothing_usable_is_the_simulators_fault(tmp_path:
             (trajectory,) = list_trajectories(session, TrajectoryFilter(source="asking"))
     assert (trajectory.outcome, trajectory.end_cause) == (Outcome.INFRASTRUCTURE, EndCause.SIMULATOR_ERROR)
     assert "no usable message in 3 attempts; the last one: it leaves its role: 'As an AI'" in trajectory.detail
+
+
+async def test_a_message_that_was_cut_off_is_asked_for_again_and_never_blamed_on_the_sandbox(tmp_path: Path) -> None:
+    # Each variant is asked for twice, the second time with more tokens.
+    cut_off = Truncated("Hello, I would")
+    answers = iter([cut_off, cut_off, Text("A word, please."), Text("STOP")])
+    with (
+        scripted_server(lambda body, nth: next(answers)) as server,
+        context_with_chain(tmp_path, overrides(server)) as context,
+    ):
+        (trajectory,) = await play(context, 0)
+    assert trajectory.messages[2]["content"] == "A word, please."
+    with (
+        scripted_server(lambda body, nth: cut_off) as server,
+        context_with_chain(tmp_path / "b", overrides(server)) as context,
+        pytest.raises(StageError, match=r"lost to simulator_error: .*the answer was cut off"),
+    ):
+        await play(context, 0)
 
 
 async def test_a_refused_message_is_never_used_again_and_costs_no_later_stage(tmp_path: Path) -> None:

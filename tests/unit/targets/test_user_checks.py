@@ -59,7 +59,8 @@ def test_each_fault_says_what_was_seen() -> None:
     assert fault("It is 90042.", "Your zip code?", goal="Your zip code is 90024.").startswith("it answers '90042'")
     assert fault("My name is Bob", "Hi!", "My name is Ann", "Your name?") == "its name was 'ann' and is now 'Bob'"
     assert (
-        fault("Ship it, now!", "A?", "Ship it now", "B?", "ship it now.", "C?") == "it says the same for the 3rd time"
+        fault("Ship it, now!", "A?", "Ship it now", "B?", "ship it now.", "C?")
+        == "it says the same for 3 different messages of the agent"
     )
 
 
