@@ -201,6 +201,8 @@ def _is_served(request: Request, requests: Sequence[Request], view: View, corpus
         return any(_names_object(call, request) for call in view.transcript.calls) or _is_answered(
             request, requests, view
         )
+    if request.tool == "":
+        return any(_names_object(call, request) for call in corpus.writes(view))
     other_requests = [other for other in requests if other is not request]
     return any(_fulfils(call, request, other_requests) for call in corpus.writes(view))
 
@@ -220,7 +222,10 @@ def _about_records(call: Call, other_requests: Sequence[Request]) -> bool:
 
 
 def _names_object(call: Call, request: Request) -> bool:
-    return any(str(value) in request.objects for _, value in leaves(call.arguments or {}))
+    return any(
+        str(value) in request.objects or str(value).lower() in request.objects
+        for _, value in leaves(call.arguments or {})
+    )
 
 
 def _is_answered(request: Request, requests: Sequence[Request], view: View) -> bool:

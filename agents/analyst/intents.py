@@ -4,17 +4,20 @@ A clause requests a write if it asks for something (please, I want, an imperativ
 of the tool's name, or words that co-occur with its calls in the sample. A clause is a question if it asks about an
 object that it names by a code. Clauses for the same tool and object are one request. Requests that no tool serves are
 not detected.
+
+A target whose writes carry no codes has objects with names ("the red box"): there every clause that names an object of
+a write is a request, and an object that two requests share identifies neither.
 """
 
 import math
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
-from agents.analyst.language import REFUSAL, SENTENCE_END, identifiers, pairs, related, stem, stems, words
+from agents.analyst.language import REFUSAL, SENTENCE_END, identifiers, last_mention, pairs, related, stem, stems, words
 from agents.analyst.tools import ToolKind
-from agents.analyst.values import leaves
+from agents.analyst.values import is_date, leaves
 from agents.analyst.view import Clause, View
 from store.types import Tool
 
@@ -30,14 +33,17 @@ _DECLINES = re.compile(r"\b(do not|don't|won't) (want|need|wish|like) (?!it\b|th
 _MAX_SPREAD, _MIN_PRECISION, _MIN_RECALL, _MIN_LIFT, _MIN_COUNT = 0.3, 0.4, 0.4, 3.0, 8
 # A word of a tool's name that leads to a call less often than this is ignored.
 _IDLE_RATE = 0.15
+# Of a parameter whose values are names: its distinct values, the share that users said, and a name's length.
+_MIN_NAMES, _MIN_SAID, _MAX_NAME, _MAX_NAME_WORDS = 10, 0.2, 40, 5
 
 
 @dataclass(frozen=True)
 class Request:
     """A request of the user, in message ``index``.
 
-    ``tool`` is the write tool that serves the request, None for a question; ``objects`` are the codes that the request
-    names, ``cues`` the words that point to the tool, ``stems`` the stems of all words of the clause.
+    ``tool`` is the write tool that serves the request, None for a question, "" for a write that no cue points to;
+    ``objects`` are the codes or names of the request's objects, ``cues`` the words that point to the tool, ``stems``
+    the stems of all words of the clause.
     """
 
     index: int
@@ -51,12 +57,13 @@ class Request:
 class Intents:
     """The weighted cue words of each write tool.
 
-    ``nouns`` are the cues that count as any part of speech; other cues count only as verbs. ``pointers`` caches the
-    (tool, cue) pairs of a stem.
+    ``nouns`` are the cues that count as any part of speech; other cues count only as verbs. ``names`` are those of the
+    objects of writes, empty if objects have codes. ``pointers`` caches the (tool, cue) pairs of a stem.
     """
 
     cues: dict[str, dict[str, float]]
     nouns: dict[str, frozenset[str]]
+    names: frozenset[str] = frozenset()
     pointers: dict[str, list[tuple[str, str]]] = field(default_factory=dict, compare=False)
 
     def requests(self, view: View) -> list[Request]:
@@ -66,10 +73,15 @@ class Intents:
             for request in self._requests_in(clause):
                 if not any(_is_same_request(request, earlier) for earlier in requests):
                     requests.append(request)
-        return requests
+        return _with_own_objects(requests) if self.names else requests
 
     def _requests_in(self, clause: Clause) -> Iterator[Request]:
         tool, cues = self._best_tool(clause)
+        if self.names:
+            objects = frozenset(names_in(clause.text, self.names))
+            if objects and not _QUESTION.search(clause.text) and not _DECLINES.search(clause.text):
+                yield Request(clause.index, tool or "", objects, cues, clause.stems)
+            return
         first = {stem(word) for word in words(clause.text)[:1]}
         asks = (_ASKS.search(clause.text) and not _DECLINES.search(clause.text)) or any(
             related(word_stem, cue) for word_stem in first for cue in cues
@@ -128,7 +140,59 @@ def learn_intents(views: Sequence[View], declared: Mapping[str, Tool], kinds: Ma
         for word, weight in usage.companions(name):
             if not any(related(word, other_word) for other_word in elsewhere):
                 cues[name].setdefault(word, weight)
-    return Intents(cues, nouns)
+    return Intents(cues, nouns, object_names(views, writes))
+
+
+def object_names(views: Sequence[View], writes: Sequence[str]) -> frozenset[str]:
+    """Return the names of the objects of writes, lower case; empty if most writes identify their object by a code.
+
+    Names are the values of parameters with many values, which users have said in a fair share of the calls.
+    """
+    values_of: dict[tuple[str, str], Counter[str]] = defaultdict(Counter)
+    said_counts: Counter[tuple[str, str]] = Counter()
+    has_code: list[bool] = []
+    for view in views:
+        text = "\n".join(message.text for message in view.transcript.user)
+        for call in view.transcript.calls:
+            if call.name not in writes or not call.succeeded:
+                continue
+            values = [(path, value) for path, value in leaves(call.arguments or {}) if isinstance(value, str)]
+            has_code.append(any(identifiers(value) == {value} for _, value in values))
+            for path, value in values:
+                if value and len(value) <= _MAX_NAME and not is_date(value):
+                    values_of[call.name, path][value.lower()] += 1
+                    said_counts[call.name, path] += last_mention(text, value) is not None
+    if 2 * sum(has_code) >= len(has_code):
+        return frozenset()
+    return frozenset(
+        value
+        for parameter, values in values_of.items()
+        if len(values) >= _MIN_NAMES and said_counts[parameter] >= _MIN_SAID * values.total()
+        for value in values
+    )
+
+
+def names_in(text: str, names: Collection[str]) -> list[str]:
+    """Return the names that a text contains as whole words, without those inside of a longer name."""
+    tokens = re.findall(r"[^\W_]+(?:['-][^\W_]+)*", text.lower())
+    contained = []
+    start = 0
+    while start < len(tokens):
+        sizes = (size for size in range(_MAX_NAME_WORDS, 0, -1) if " ".join(tokens[start : start + size]) in names)
+        size = next(sizes, 0)
+        if size:
+            contained.append(" ".join(tokens[start : start + size]))
+        start += size or 1
+    return contained
+
+
+def _with_own_objects(requests: list[Request]) -> list[Request]:
+    """Return the requests without the objects that another request names too, unless that leaves none."""
+    counts = Counter(name for request in requests for name in request.objects)
+    return [
+        replace(request, objects=frozenset(name for name in request.objects if counts[name] == 1) or request.objects)
+        for request in requests
+    ]
 
 
 def _parameter_words(views: Sequence[View], writes: Sequence[str]) -> dict[str, set[str]]:
@@ -183,6 +247,8 @@ def _usage(views: Sequence[View], writes: Sequence[str]) -> _Usage:
 
 
 def _is_same_request(first: Request, other: Request) -> bool:
+    if first.objects == other.objects and "" in (first.tool, other.tool):
+        return True
     if first.tool != other.tool:
         return first.tool is None and bool(first.objects & other.objects)
     return not first.objects or not other.objects or bool(first.objects & other.objects)
