@@ -27,7 +27,7 @@ NUMBER = re.compile(r"(?<![\w.-])\d+(?:\.\d+)?(?![\w-]|\.\d)")
 _NAME = re.compile(r"[A-Za-z][A-Za-z' -]{1,38}[A-Za-z]")
 _READ_VERB = re.compile(
     "get|find|list|search|lookup|look|check|read|view|show|fetch|query|retrieve|describe|count|calculate|compute|think"
-    "|convert|verify"
+    "|convert|verify|examine|inspect"
 )
 _DECIDING = re.compile(r"(^|_)(status|state|type|kind|role|reason|currency|membership|tier|category)$")
 
@@ -127,7 +127,8 @@ class Corpus:
     tools: list[Tool]
     writes: set[str]
     pools: list[list[str]]
-    pool_of: dict[Path, int]
+    # The pools of a path, which are disjoint.
+    pools_of: dict[Path, list[int]]
     # Read calls by tool.
     records: dict[str, list[Record]] = field(default_factory=dict)
     prefixes: dict[str, dict[str, list[str]]] = field(default_factory=dict)
@@ -149,7 +150,7 @@ def read_corpus(transcripts: Sequence[Transcript], exemplary: Collection[str]) -
     systems = sorted({t.system for t in transcripts})
     policy = "\n".join([*systems, json.dumps(tools, ensure_ascii=False)])
     calls = [call for t in transcripts for call in t.calls if call.succeeded and call.arguments is not None]
-    pools, pool_of = _pools(transcripts, policy)
+    pools, pools_of = _pools(transcripts, policy)
     records = _records([t for t in transcripts if t.trajectory_id in exemplary], writes)
     days = sorted({day for system in systems for day in days_of(system)})
     return Corpus(
@@ -157,7 +158,7 @@ def read_corpus(transcripts: Sequence[Transcript], exemplary: Collection[str]) -
         tools=tools,
         writes=writes,
         pools=pools,
-        pool_of=pool_of,
+        pools_of=pools_of,
         records=records,
         prefixes=_prefixes(calls),
         free_text=_free_text(calls),
@@ -243,7 +244,7 @@ def _siblings(records: dict[str, list[Record]]) -> dict[tuple[str, str], list[li
     return dict(lists)
 
 
-def _pools(transcripts: Sequence[Transcript], policy: str) -> tuple[list[list[str]], dict[Path, int]]:
+def _pools(transcripts: Sequence[Transcript], policy: str) -> tuple[list[list[str]], dict[Path, list[int]]]:
     values: dict[Path, set[str]] = defaultdict(set)
     mention_counts: dict[Path, Counter[bool]] = defaultdict(Counter)
     for transcript in transcripts:
@@ -272,8 +273,8 @@ def _pools(transcripts: Sequence[Transcript], policy: str) -> tuple[list[list[st
     return _united(renameable)
 
 
-def _united(values: dict[Path, set[str]]) -> tuple[list[list[str]], dict[Path, int]]:
-    """Return the pools of values, and each path's pool; fields that share values share a pool.
+def _united(values: dict[Path, set[str]]) -> tuple[list[list[str]], dict[Path, list[int]]]:
+    """Return the pools of values, and each path's pools; fields that share values share their pools.
 
     Pools of fewer than three values are left out.
     """
@@ -287,8 +288,29 @@ def _united(values: dict[Path, set[str]]) -> tuple[list[list[str]], dict[Path, i
             else:
                 rest.append((other_paths, other))
         groups = [*rest, (paths, union)]
-    groups = [group for group in groups if len(group[1]) >= 3]
-    return [sorted(names) for _, names in groups], {p: i for i, (paths, _) in enumerate(groups) for p in paths}
+    pools: list[list[str]] = []
+    pools_of: dict[Path, list[int]] = defaultdict(list)
+    for paths, union in groups:
+        for names in by_head(union):
+            if len(names) >= 3:
+                for path in paths:
+                    pools_of[path].append(len(pools))
+                pools.append(sorted(names))
+    return pools, dict(pools_of)
+
+
+def by_head(names: Collection[str]) -> list[set[str]]:
+    """Return names in groups of one last word ("the red box", "a tin box"), and the rest, if most names recur so.
+
+    In such a pool the last word says what a thing is, and a box in place of a key would make no sense.
+    """
+    groups: dict[str, set[str]] = defaultdict(set)
+    for name in sorted(names):
+        groups[name.split()[-1].lower()].add(name)
+    kinds = [group for group in groups.values() if len(group) >= 3]
+    if 2 * sum(map(len, kinds)) < len(names):
+        return [set(names)]
+    return [*kinds, {name for group in groups.values() if len(group) < 3 for name in group}]
 
 
 def _prefixes(calls: list[Call]) -> dict[str, dict[str, list[str]]]:

@@ -124,7 +124,7 @@ def _siblings(call: RecordedCall, name: str, siblings: object, template: Templat
 
 
 def _answers_to(record: dict[str, object], tool: str, name: str, texts: str, corpus: Corpus) -> bool:
-    names = [value for path, value in leaves(record, (tool, name)) if path in corpus.pool_of]
+    names = [value for path, value in leaves(record, (tool, name)) if path in corpus.pools_of]
     return not names or any(has_word(texts, str(value)) for value in names)
 
 
@@ -216,9 +216,9 @@ def _names(template: Template, corpus: Corpus) -> list[dict[str, object]]:
     used: dict[int, set[str]] = defaultdict(set)
     for tool, data in content(template):
         for path, value in leaves(data, (tool,)):
-            pool = corpus.pool_of.get(path)
-            if pool is not None and value in corpus.pools[pool]:
-                used[pool].add(value)
+            for pool in corpus.pools_of.get(path, ()):
+                if value in corpus.pools[pool]:
+                    used[pool].add(value)
     groups = []
     for pool, values_used in sorted(used.items()):
         values_used |= {value for value in corpus.pools[pool] if has_word(text, value)}
@@ -237,9 +237,8 @@ def _numbers(template: Template, corpus: Corpus) -> list[dict[str, object]]:
             if is_number(value):
                 text = json.dumps(value)
                 all_numbers.add(text)
-                pool = corpus.pool_of.get((*path, "#"))
                 if tool != "arguments":
-                    pools[text].add(-1 if pool is None else pool)
+                    pools[text].update(corpus.pools_of.get((*path, "#"), [-1]))
     groups: dict[int, set[str]] = defaultdict(set)
     for text, pool_ids in pools.items():
         if len(pool_ids) == 1 and -1 not in pool_ids and text not in mentioned and not _is_sum(text, all_numbers):

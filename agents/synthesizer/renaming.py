@@ -29,6 +29,7 @@ class Renaming:
             value = _same_shape(old, rng, {*self.new.values(), *template["ids"]})
             self.new[old] = value
             self.rank[value] = rng.random()
+        self.names = {name for group in template["names"] for name in group["values"]}
         for group in template["names"]:
             self._rename_names(group, data["pools"][group["pool"]], rng)
         numbers: dict[str, str] = {}
@@ -42,8 +43,8 @@ class Renaming:
         free = [value for value in pool if value not in group["avoid"]]
         chosen = rng.sample(free, len(group["values"])) if len(free) >= len(group["values"]) else group["values"]
         for old, new in zip(group["values"], chosen, strict=True):
+            self.new.setdefault(old[:1].upper() + old[1:], new[:1].upper() + new[1:])
             self.new[old] = new
-            self.new[old[:1].upper() + old[1:]] = new[:1].upper() + new[1:]
 
     def text(self, text: str) -> str:
         """Rename within a text; values are matched as whole words, all at once."""
@@ -60,7 +61,8 @@ class Renaming:
             return value if new is None else json.loads(new)
         if isinstance(value, list):
             return self._ordered([self.value(part) for part in value])
-        return {self.text(key): self.value(part) for key, part in value.items()}
+        # A name may be the key of an argument too, which is part of the target's form.
+        return {key if key in self.names else self.text(key): self.value(part) for key, part in value.items()}
 
     def _replace(self, match: re.Match[str]) -> str:
         found = match.group()
