@@ -24,12 +24,12 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 import torch
 from transformers import AutoModelForCausalLM, Qwen3Config, TrainerCallback
 
+from tests.local_source import LocalSource
 from traced.inference.chat_format import ChatFormat
 from traced.inference.embedded.engine import Engine
 from traced.inference.generation import Generation, Request, Sampling
 from traced.inference.model_files import BUNDLED, ModelFiles, load_model
 from traced.targets.desk import Desk
-from traced.targets.local import LocalSource
 from traced.training import grpo
 from traced.training.job import TrainingJob
 from traced.training.metrics import Metrics

@@ -14,15 +14,16 @@ from pathlib import Path
 
 import torch
 
+from scripts.pretraining.desk_corpus import desk
 from scripts.pretraining.pretrain import pretrain
 from store.types import Trajectory
+from tests.local_source import LocalSource
 from traced.inference.chat_format import ChatFormat
 from traced.inference.embedded.engine import Engine
 from traced.inference.model_files import BUNDLED, ModelFiles, load_model
 from traced.inference.policies import InProcessPolicy
 from traced.rollouts.episodes import EpisodeJob, Limits, run_episodes
 from traced.targets.desk import SPLITS, Desk
-from traced.targets.local import LocalSource
 
 FOLDER = Path("build") / "planted"
 STEPS = 300
@@ -40,7 +41,7 @@ def model_folder(plant: tuple[str, ...]) -> Path:
     key = hashlib.sha256(json.dumps([plant, parent, STEPS]).encode()).hexdigest()[:12]
     folder = FOLDER / f"{'+'.join(plant)}-{key}"
     if not (folder / "pretraining.json").exists():  # written last
-        pretrain(folder, deficits=plant, seed=0, steps=STEPS, init=BUNDLED)
+        pretrain(folder, desk(plant), seed=0, steps=STEPS, init=BUNDLED)
     return folder
 
 

@@ -32,6 +32,7 @@ from traced.targets.registry import target
 
 # Successes of doing nothing, known from replays of the benchmarks themselves; the gold policy solves every task.
 FLOORS = {
+    "textworld:quest": 0,
     "tau2:telecom-solo": 0,
     "tau2:airline": 19,
     "tau2:retail": 7,
@@ -40,6 +41,7 @@ FLOORS = {
     "bfcl:multi-turn-miss-func": 0,
     "bfcl:multi-turn-long-context": 0,
 }
+SEEDS = 40  # of each split of a target whose tasks are seeds
 CONCURRENT = 32
 VICTIMS = 8
 TURNS = 64
@@ -52,7 +54,8 @@ async def measure(name: str, data_dir: Path, tasks: int | None, seconds: float) 
     benchmark = await asyncio.to_thread(target, load_settings(data_dir, {"target.name": name}))
     started_s = perf_counter() - start
     async with benchmark.source(SilentUser()) as source:
-        seeds = [seed for split in benchmark.splits.values() for seed in split][:tasks]
+        limit = SEEDS if benchmark.division.tasks is None else None
+        seeds = [seed for split in benchmark.splits.values() for seed in split[:limit]][:tasks]
         slots = asyncio.Semaphore(os.cpu_count() or 1)
 
         async def play(seed: int, way: Callable[[Any, int], Awaitable[OraclePlay]]) -> bool:

@@ -47,6 +47,7 @@ from peft import get_peft_model
 from benchmarks.stock_trl import AlternatingDesk, IterationClock, ToolDesk, stock_trainer
 from sandbox.contract import Message, Score, Task
 from sandbox.episodes import Episode, EpisodeSource, Step
+from tests.local_source import LocalSource
 from traced.config.settings import Settings
 from traced.inference.chat_format import ChatFormat, TurnFormat
 from traced.inference.client import EngineClient
@@ -55,7 +56,6 @@ from traced.inference.engine_process import EngineProcess, VllmOptions, free_por
 from traced.inference.model_files import BUNDLED, ModelFiles, load_model
 from traced.inference.replicas import Replicas
 from traced.inference.start import find_vllm_python
-from traced.targets.local import LocalSource
 from traced.training import grpo
 from traced.training.adapter_folder import save_adapter
 from traced.training.in_process_engine import InProcessEngine, sampling_copy, synchronise

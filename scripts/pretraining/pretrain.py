@@ -11,8 +11,7 @@ import json
 import math
 import random
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable
 from pathlib import Path
 
 import torch
@@ -20,8 +19,10 @@ from torch import Tensor
 from torch.nn import functional
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
-from scripts.pretraining.corpus import PLANTED_DEFICITS, faults_for
-from scripts.pretraining.dataset import DEMONSTRATION, IGNORED, MicroBatch, batch, make_tokenizer
+from scripts.pretraining.dataset import IGNORED, MicroBatch, batch, make_tokenizer
+from scripts.pretraining.desk_corpus import PLANTED_DEFICITS, desk
+from scripts.pretraining.textworld_corpus import textworld
+from scripts.pretraining.worlds import Stage, World
 
 NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)  # quintic iteration towards singular values near 1
 ITERATIONS = 5
@@ -80,27 +81,7 @@ def orthogonal(matrices: Tensor) -> Tensor:
     return x.mT if tall else x
 
 
-@dataclass(frozen=True)
-class Stage:
-    """What the rows practise, in which proportion: until every kind's running loss (nats) is under ``target_loss``.
-
-    ``max_steps`` bounds the steps. ``decay``: the learning rate falls over the last 40 % of them.
-    """
-
-    shares: Mapping[str, float]
-    max_steps: int
-    target_loss: float = 0.0
-    decay: bool = False
-
-
-# Each stage needs what the one before has formed: with demonstrations from the beginning, choosing a record by its name
-# had not come after 1,500 steps; in this order it comes in some 700, and at once where pairs had been learned first.
-# Whether pairs are learned is decided early and by chance, for about one of three initial weights (then within 300
-# steps, else not in 850): so the first two stages begin again with other weights until they are.
-FIRST_STAGES = (Stage({"copying": 1}, 300, target_loss=0.3), Stage({"copying": 1, "pairs": 3}, 450, target_loss=0.12))
 BEGINNINGS = 12
-RECORDS = Stage({"pairs": 1, "variants": 2, "items": 2}, 600, target_loss=0.05)
-LAST_SHARES = {DEMONSTRATION: 14.0, "pairs": 1.0, "variants": 2.0, "items": 2.0, "dates": 2.0, "routing": 3.0}
 LEAST_STEPS = 50  # of a stage, before its running losses mean anything
 MATRIX_RATE = 0.03  # Muon
 REST_RATE = 2.5e-3  # AdamW
@@ -155,20 +136,17 @@ def optimizers(model: Qwen3ForCausalLM, scale: float) -> list[torch.optim.Optimi
     ]
 
 
-def pretrain(
-    out: Path, *, deficits: Sequence[str], seed: int, steps: int, init: Path | None = None, rows: int = 32
-) -> None:
-    """Train a model with the planted deficits and write a Hugging Face directory at ``out``.
+def pretrain(out: Path, world: World, *, seed: int, steps: int, init: Path | None = None, rows: int = 32) -> None:
+    """Train a model on a world, with its planted deficits, and write a Hugging Face directory at ``out``.
 
     ``steps`` are those of the last stage. With ``init`` an existing bundled model learns other deficits: its
     tokenizer is kept, the first stages are left out, the rates are lower, and 300 steps are enough.
     """
-    faults = faults_for(deficits)
     rng = random.Random(f"pretrain:{seed}")
-    course = _begin(init, faults, rng, seed, rows)
-    for stage in [*([] if init else [RECORDS]), Stage(LAST_SHARES, steps, decay=True)]:
+    course = _begin(init, world, rng, seed, rows)
+    for stage in [*([] if init else [world.records]), Stage(world.last_shares, steps, decay=True)]:
         course.take(stage)
-        save(course, out, deficits=deficits, seed=seed, init=init)
+        save(course, out, seed=seed, init=init)
 
 
 class Course:
@@ -178,7 +156,7 @@ class Course:
         self,
         tokenizer: PreTrainedTokenizerFast,
         model: Qwen3ForCausalLM,
-        faults: dict[str, float],
+        world: World,
         rng: random.Random,
         *,
         rows: int,
@@ -186,7 +164,7 @@ class Course:
     ) -> None:
         self.tokenizer = tokenizer
         self.model = model
-        self.faults = faults
+        self.world = world
         self.rng = rng
         self.rows = rows
         self.steps = 0
@@ -200,7 +178,7 @@ class Course:
         for step in range(1, stage.max_steps + 1):
             for optimizer, peak in zip(self.optimizers, self._peaks, strict=True):
                 optimizer.param_groups[0]["lr"] = peak * schedule(stage, step - 1)
-            rows = batch(self.tokenizer, self.faults, stage.shares, self.rng, self.rows)
+            rows = batch(self.tokenizer, self.world, stage.shares, self.rng, self.rows)
             for kind, loss in _update(self.model, self.optimizers, rows).items():
                 running[kind] = 0.95 * running.get(kind, loss) + 0.05 * loss
             self.steps += 1
@@ -231,30 +209,30 @@ def _update(
     return {kind: sum(means) / len(means) for kind, means in losses_by_kind.items()}
 
 
-def _begin(init: Path | None, faults: dict[str, float], rng: random.Random, seed: int, rows: int) -> Course:
+def _begin(init: Path | None, world: World, rng: random.Random, seed: int, rows: int) -> Course:
     """Return a model that can look up by name: ``init``, or the first new one that learns it. Raises
     ``RuntimeError``.
     """
     torch.manual_seed(seed)
     if init is not None:
         pretrained = PreTrainedTokenizerFast.from_pretrained(init), Qwen3ForCausalLM.from_pretrained(init)
-        return Course(*pretrained, faults, rng, rows=rows, rate=0.4)
-    tokenizer = make_tokenizer(faults, rng)
+        return Course(*pretrained, world, rng, rows=rows, rate=0.4)
+    tokenizer = make_tokenizer(world, rng)
     for number in range(BEGINNINGS):
         print(f"beginning {number}", flush=True)
-        course = Course(tokenizer, Qwen3ForCausalLM(configuration(len(tokenizer))), faults, rng, rows=rows)
-        if all([course.take(stage) for stage in FIRST_STAGES]):
+        course = Course(tokenizer, Qwen3ForCausalLM(configuration(len(tokenizer))), world, rng, rows=rows)
+        if all([course.take(stage) for stage in world.first_stages]):
             return course
     raise RuntimeError(f"none of {BEGINNINGS} initial weights learned to look up by name; try another --seed")
 
 
-def save(course: Course, out: Path, *, deficits: Sequence[str], seed: int, init: Path | None) -> None:
+def save(course: Course, out: Path, *, seed: int, init: Path | None) -> None:
     """Write weights, tokenizer and ``pretraining.json``: planted deficits, seed, and the initial model."""
     out.mkdir(parents=True, exist_ok=True)
     course.model.save_pretrained(out)
     course.tokenizer.save_pretrained(out)
     facts = {
-        "planted": list(deficits),
+        "planted": list(course.world.planted),
         "seed": seed,
         "steps": course.steps,
         "parameters": sum(p.numel() for p in course.model.parameters()),
@@ -267,8 +245,9 @@ def main() -> None:
     """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--planted", help="capabilities of the desk to plant deficits in, comma-separated")
     parser.add_argument(
-        "--planted", default=",".join(PLANTED_DEFICITS), help="capabilities to plant deficits in, comma-separated"
+        "--textworld", type=Path, metavar="FILE", help="demonstrations of textworld:quest, for its model"
     )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--steps", type=int, default=1900, help="of the last stage")
@@ -276,8 +255,11 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    deficits = [name for name in options.planted.split(",") if name]
-    pretrain(options.out, deficits=deficits, seed=options.seed, steps=options.steps, init=options.init)
+    if options.textworld:
+        world = textworld(options.textworld)
+    else:
+        world = desk(PLANTED_DEFICITS if options.planted is None else [n for n in options.planted.split(",") if n])
+    pretrain(options.out, world, seed=options.seed, steps=options.steps, init=options.init)
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from rich.console import Console
 from store.database import open_store, write_session
 from store.records import CycleState, StageState
 from store.repositories.cycles import set_cycle_state
+from tests.desk import DESK
 from traced.config.settings import Settings, load_settings
 from traced.core.progress import Progress
 from traced.core.resources import Meter
@@ -24,7 +25,6 @@ from traced.pipeline import runner
 from traced.pipeline.context import Context, utc_now
 from traced.pipeline.cycles import find_cycle
 from traced.pipeline.stages import Stages
-from traced.targets.registry import DESK
 
 CAPABILITIES = ["alpha", "beta"]
 

@@ -18,6 +18,7 @@ from store.records import PromptPatch, RunState
 from store.repositories.adapters import set_training_state
 from store.repositories.llm_replies import list_patches
 from store.repositories.trajectories import TrajectoryFilter, list_trajectories
+from tests.desk import DESK
 from tests.integration.test_routing import ADAPTER, COMPOUND, CYCLE, LAMP_SHOP, save_cycle
 from tests.scripted_model import Scripted, Silence, Status, scripted_server
 from tests.unit.store.chain import T0
@@ -31,7 +32,6 @@ from traced.pipeline.context import Context, EngineSlot
 from traced.pipeline.gate import GATE_SEEDS
 from traced.pipeline.optimize_prompt import VALIDATION_SEEDS, optimize_prompt
 from traced.prompt_optimization.patches import Remedy
-from traced.targets.registry import DESK
 
 pytestmark = [pytest.mark.docker, pytest.mark.usefixtures("image")]
 

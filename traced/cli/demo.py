@@ -41,6 +41,7 @@ from traced.pipeline.gate import figures_of, stored_gate
 from traced.pipeline.preflight import check_cycle
 from traced.pipeline.promote import decide
 from traced.pipeline.report import gather
+from traced.targets.bundled import BUNDLED
 
 COMPARISON_KEY = "grpo_on_target"
 
@@ -219,6 +220,12 @@ def demo(
     ] = False,
     data_dir: DataDir = None,
     overrides: Overrides = None,
+    target: Annotated[
+        str | None,
+        typer.Option(
+            "--target", help="Target, e.g. textworld:quest; a bundled one brings its model.", show_default=False
+        ),
+    ] = None,
     model: Model = None,
     seed: Seed = None,
     threads: Threads = None,
@@ -233,8 +240,16 @@ def demo(
             "--yes and --keep exclude each other", hint="use one of them: --yes approves, --keep leaves decisions open"
         )
     backend = engine.value if engine else None
+    if model is None and target in BUNDLED:
+        model = BUNDLED[target].model
     settings = read_settings(
-        data_dir, overrides, model__spec=model, seed=seed, engine__threads=threads, engine__backend=backend
+        data_dir,
+        overrides,
+        target__name=target,
+        model__spec=model,
+        seed=seed,
+        engine__threads=threads,
+        engine__backend=backend,
     )
     result = run_demo(DemoOptions(settings, progress, yes, compare, keep))
     if not as_json:

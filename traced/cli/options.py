@@ -20,7 +20,9 @@ Overrides = Annotated[
 ]
 Model = Annotated[
     str | None,
-    typer.Option("--model", help='Base model: "bundled", "smollm2" or a Hugging Face directory.', show_default=False),
+    typer.Option(
+        "--model", help='Base model: "bundled", "bundled-textworld", "smollm2" or a directory.', show_default=False
+    ),
 ]
 Seed = Annotated[int | None, typer.Option("--seed", help="Seed of every random choice.", show_default=False)]
 Threads = Annotated[int | None, typer.Option("--threads", help="CPU threads; 0: all cores.", show_default=False)]

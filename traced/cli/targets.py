@@ -32,7 +32,7 @@ from traced.targets.description import MODEL_USER
 from traced.targets.loading import absolute, factory_file
 from traced.targets.play import SilentUser, gold_play
 from traced.targets.process import User
-from traced.targets.registry import DESK, Target, target_names, with_target
+from traced.targets.registry import Target, target_names, with_target
 from traced.targets.registry import target as target_of
 
 MARKS = {True: "[green]ok  [/]", False: "[red]FAIL[/]", None: "[dim]--  [/]"}
@@ -94,7 +94,7 @@ def add(
     as_json: AsJson = False,
 ) -> None:
     """Add a target of your own under a name, after loading it once; an existing one of the name is replaced."""
-    if name == DESK.name or name in BUNDLED:
+    if name in BUNDLED:
         raise ConfigError(f"{name} is a target of traced; choose another name", hint=f"traced target add my-{name} ...")
     is_class = factory_file(factory) is not None and factory.endswith(".py")
     if is_class and (python or option) and not trusted:

@@ -1,6 +1,6 @@
 """Default settings by base model: what suits the bundled toy model does not suit a model of billions of parameters.
 
-The defaults of the sections are those of the bundled model. Each other model begins with the values of its profile,
+The defaults of the sections are those of the bundled models. Each other model begins with the values of its profile,
 which are the TRACE paper's where the paper states one; they rank below the settings file.
 """
 
@@ -37,5 +37,5 @@ SMOLLM2: Values = {
 
 def profile(spec: str) -> Values:
     """Return the default settings of a base model that differ from those of the sections, by section and key."""
-    profiles: dict[str, Values] = {BUNDLED: {}, "smollm2": SMOLLM2}
+    profiles: dict[str, Values] = {BUNDLED: {}, "bundled-textworld": {}, "smollm2": SMOLLM2}
     return profiles.get(spec, PAPER)

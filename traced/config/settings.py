@@ -146,7 +146,8 @@ class ModelSection(Section):
     """The frozen base model."""
 
     spec: str = Field(
-        default=BUNDLED, description='"bundled", "smollm2" (extra), or a Hugging Face causal LM directory'
+        default=BUNDLED,
+        description='"bundled", "bundled-textworld", "smollm2" (extra), or the directory of a causal LM',
     )
 
 

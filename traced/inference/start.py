@@ -26,7 +26,7 @@ from traced.inference.client import BASE, EngineClient
 from traced.inference.engine_process import EngineProcess, VllmOptions, free_port, start_embedded, start_vllm
 from traced.inference.engine_urls import engine_urls
 from traced.inference.errors import EngineError, EngineStartError, RequestError
-from traced.inference.model_files import adapter_digest, resolve_model
+from traced.inference.model_files import BUNDLED_MODELS, adapter_digest, resolve_model
 from traced.inference.policies import ChatPolicy, Policy, TokenPolicy
 from traced.inference.replicas import Replicas
 from traced.inference.shared_engine import EngineNeeds, SharedEngine, start_lock, start_recorded
@@ -48,7 +48,7 @@ def backend(settings: Settings) -> BackendInUse:
     engine = settings.engine
     if engine.backend != "auto":
         return engine.backend
-    is_large = settings.model.spec != "bundled" and find_vllm_python(settings) is not None
+    is_large = settings.model.spec not in BUNDLED_MODELS and find_vllm_python(settings) is not None
     return "vllm" if engine.urls or is_large else "embedded"
 
 

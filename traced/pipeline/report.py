@@ -160,7 +160,7 @@ def _gain(arms: Arms) -> Interval | None:
 def _changes(context: Context, arms: Arms) -> dict[str, Change]:
     if ROUTED not in arms or BASE not in arms:
         return {}
-    return by_capability(arms[BASE], arms[ROUTED], context.target.needed_capabilities)
+    return by_capability(arms[BASE], arms[ROUTED])
 
 
 def _routers(context: Context, arms: Arms, events: Sequence[StageEvent]) -> dict[str, RoutingQuality]:

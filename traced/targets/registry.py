@@ -1,8 +1,8 @@
 """The targets by name, and the target of the settings.
 
-A name stands for the bundled ``desk``, for a benchmark that traced has an adapter for (``traced.targets.bundled``), for
-a table that ``traced target add`` has written (``DIR/targets/NAME.toml``), or for a package's entry point of the group
-``traced.targets``, whose value is ``module:function``. With ``target.kind`` the settings themselves say what it is.
+A name stands for a target that comes with traced (``traced.targets.bundled``), for a table that ``traced target add``
+has written (``DIR/targets/NAME.toml``), or for a package's entry point of the group ``traced.targets``, whose value is
+``module:function``. With ``target.kind`` the settings themselves say what it is.
 
 How it fails: ``ConfigError`` for settings that name no target; ``TargetFault`` if it cannot be loaded.
 """
@@ -24,11 +24,9 @@ from sandbox.policy import SandboxLimits
 from traced.config.settings import TARGETS, target_table
 from traced.core.errors import ConfigError
 from traced.core.ownership import sandbox_owner
-from traced.targets import desk
 from traced.targets.bundled import BUNDLED, OPENENV
 from traced.targets.description import MODEL_USER, Description, Division, divide
 from traced.targets.loading import DEFAULT_STEP_S, factory_file, file_description, launch, process_description
-from traced.targets.local import LocalSource
 from traced.targets.process import ProcessSource, User
 
 if TYPE_CHECKING:
@@ -39,13 +37,12 @@ GROUP = "traced.targets"  # of entry points
 
 @dataclass(frozen=True)
 class Target:
-    """A target: its splits, what it says of itself, its episodes, and, for reports only, what a task needs."""
+    """A target: its splits, what it says of itself, and its episodes."""
 
     name: str
     division: Division
     description: Description
     open_source: Callable[[User | None], AbstractAsyncContextManager[EpisodeSource]]
-    needed_capabilities: Callable[[str], set[str]] = lambda _: set()
     step_s: float = DEFAULT_STEP_S  # limit of a reset, step or score
 
     @property
@@ -56,15 +53,6 @@ class Target:
     def source(self, user: User | None = None) -> AbstractAsyncContextManager[EpisodeSource]:
         """Return the source of its episodes; ``user`` speaks to the agent if the target's user is a model."""
         return self.open_source(user)
-
-
-DESK = Target(
-    "desk",
-    Division(desk.SPLITS),
-    Description(gold=True),
-    lambda _: LocalSource("desk", desk.Desk),
-    lambda task: desk.needed_capabilities(int(task)),
-)
 
 
 def target(settings: "Settings", *, refresh: bool = False) -> Target:
@@ -90,11 +78,11 @@ def find_target(
         ConfigError: The table names no target, or it describes itself wrongly.
         TargetFault: It cannot be loaded.
     """
+    known_description = None
     if not section.kind:
-        if section.name == DESK.name:
-            return DESK
+        known_description = _known_description(section, data_dir)
         section = table_of(section, data_dir)
-    elif section.name == DESK.name or section.name in BUNDLED:
+    elif section.name in BUNDLED:
         # Its episodes and cycles would mix with those of the other.
         raise ConfigError(
             f"target.name is {section.name!r}, which is a target of traced; a target of your own has another name",
@@ -113,7 +101,7 @@ def find_target(
     if section.kind == "file" and not section.trusted:
         return _sandboxed(section, limits, owner)
     start_options = launch(section, data_dir)
-    description = process_description(section.name, start_options, data_dir, refresh=refresh)
+    description = known_description or process_description(section.name, start_options, data_dir, refresh=refresh)
     step_s = section.step_s or description.step_s or DEFAULT_STEP_S
     start_options = replace(start_options, step_s=step_s)
     division = divide(section.name, description, section.split_seed)
@@ -124,6 +112,15 @@ def find_target(
         lambda user: ProcessSource(section.name, start_options, division.tasks, user, description),
         step_s=step_s,
     )
+
+
+def _known_description(section: "TargetSection", data_dir: Path) -> Description | None:
+    """Return what a target that comes with traced says of itself, if that needs no start."""
+    bundled = BUNDLED.get(section.name)
+    changed = section.model_dump(include={"factory", "python", "options"}, exclude_defaults=True)
+    if bundled is None or changed or target_table(data_dir, section.name).exists():
+        return None
+    return bundled.description
 
 
 def _of_server(section: "TargetSection") -> "TargetSection":
@@ -171,7 +168,7 @@ def _sandboxed(section: "TargetSection", limits: SandboxLimits, owner: Callable[
 
 def target_names(data_dir: Path) -> dict[str, str]:
     """Return every name that ``target.name`` may have, with a line on what it is."""
-    names = {DESK.name: "bundled: a shop's service desk; runs anywhere"}
+    names = {}
     for name, bundled in BUNDLED.items():
         missing = "" if bundled.python.exists() else " (not installed: make targets)"
         names[name] = bundled.title + missing

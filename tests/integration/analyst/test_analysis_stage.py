@@ -19,6 +19,7 @@ from store.repositories.cycles import list_stage_events, save_cycle
 from store.repositories.llm_replies import list_citations, list_faults, list_replies, stage_costs
 from store.repositories.trajectories import save_trajectories, update_outcome
 from store.types import Capability, EndCause, Outcome, Trajectory, Verdict
+from tests.desk import DESK
 from tests.scripted_analyst import ANSWERING, VERIFICATION, ScriptedQuestion, Thinking
 from tests.scripted_model import Scripted, ScriptedReply, Status, scripted_server
 from tests.unit.agents.synthesis.conversations import FAULTS
@@ -35,7 +36,6 @@ from traced.pipeline.episodes import BASE, Player
 from traced.pipeline.findings import compare
 from traced.processes.job import FaultAttribution, JobOutcome, attribute_fault, describe
 from traced.targets.desk import demonstrate
-from traced.targets.registry import DESK
 
 CYCLE, EPISODES, RUNS = "desk-1", 24, 2
 CANARIES = ("canary-part", "canary-detail", "canary-id")

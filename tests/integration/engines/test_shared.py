@@ -16,13 +16,13 @@ from rich.console import Console
 from benchmarks.engines.installation import vllm_python
 from benchmarks.engines.signed_adapters import RANK, questions
 from tests.integration.engines.conftest import LENGTH, LIVE, PLACES, Deployment
+from tests.local_source import LocalSource
 from tests.unit.training.bandit import Bandit
 from traced.config.settings import load_settings
 from traced.core.progress import Progress
 from traced.core.resources import Meter
 from traced.pipeline.context import Context, open_context
 from traced.pipeline.train import job_for, with_servers
-from traced.targets.local import LocalSource
 from traced.training import grpo
 from traced.training.device import ON_CPU
 from traced.training.drift import Source

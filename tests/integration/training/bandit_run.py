@@ -17,11 +17,11 @@ from unittest.mock import patch
 import torch
 from torch.distributed.tensor import DTensor
 
+from tests.local_source import LocalSource
 from tests.unit.training.bandit import Bandit
 from tests.unit.training.tiny import tokenizer
 from traced.inference.generation import Generation, Request
 from traced.processes.child_process import start
-from traced.targets.local import LocalSource
 from traced.training import grpo, memory, process, processes, sampling
 from traced.training import trainer as trainer_module
 from traced.training.adapter_folder import save_adapter

@@ -17,11 +17,11 @@ from transformers import AutoModelForCausalLM
 
 from tests.integration.training.faulty_proxy import SleepingProxy, running
 from tests.integration.training.test_processes import run
+from tests.local_source import LocalSource
 from tests.unit.training.bandit import Bandit
 from traced.inference.engine_process import EngineProcess, start_embedded
 from traced.inference.errors import ModelError
 from traced.inference.model_files import BUNDLED
-from traced.targets.local import LocalSource
 from traced.training import grpo, trainer
 from traced.training.errors import EngineLost, TrainerDied, WrongPolicy
 from traced.training.job import TrainingJob

@@ -18,11 +18,11 @@ from trl import GRPOTrainer
 from trl.trainer import utils as trl_utils
 
 from sandbox.contract import Message, Score
+from tests.local_source import LocalSource
 from tests.unit.training.bandit import Bandit
 from tests.unit.training.tiny import save_model
 from traced.core.errors import DiskError
 from traced.inference.generation import Generation, Request
-from traced.targets.local import LocalSource
 from traced.training import grpo
 from traced.training import trainer as trainer_module
 from traced.training.drift import Source, judge

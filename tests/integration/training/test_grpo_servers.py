@@ -16,11 +16,11 @@ from transformers import AutoModelForCausalLM
 
 from sandbox.contract import Message
 from tests.integration.training.faulty_proxy import Redirection, faulty_proxy
+from tests.local_source import LocalSource
 from tests.unit.training.bandit import Bandit
 from tests.unit.training.tiny import save_model
 from traced.inference.engine_process import EngineProcess, start_embedded
 from traced.inference.errors import EngineError
-from traced.targets.local import LocalSource
 from traced.training import grpo
 from traced.training.drift import Source
 from traced.training.errors import WrongPolicy

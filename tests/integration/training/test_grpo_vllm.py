@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from benchmarks.engines.installation import vllm_python
+from tests.local_source import LocalSource
 from tests.unit.training.bandit import Bandit
 from traced.config.settings import load_settings
 from traced.inference.chat_format import load_chat_format
@@ -21,7 +22,6 @@ from traced.inference.client import EngineClient
 from traced.inference.engine_process import EngineProcess
 from traced.inference.model_files import BUNDLED
 from traced.inference.start import start
-from traced.targets.local import LocalSource
 from traced.training import grpo
 from traced.training.drift import Source
 from traced.training.job import TrainingJob

@@ -15,6 +15,7 @@ from store.repositories.capabilities import save_capabilities
 from store.repositories.cycles import save_cycle
 from store.repositories.environments import save_admission, save_environment
 from store.types import AdmissionReport, Check
+from tests.desk import DESK
 from tests.unit.store.chain import CAPABILITY, T0
 from traced.cli.current_cycle import next_attempt, to_judge, written_by
 from traced.config.settings import Settings, configuration, load_settings, with_defaults
@@ -24,7 +25,6 @@ from traced.inference.model_files import ModelFiles
 from traced.pipeline.context import Context
 from traced.pipeline.cycles import find_cycle
 from traced.pipeline.synthesize import stored_attempt
-from traced.targets.registry import DESK
 
 NAME = CAPABILITY.name
 SEED = 40

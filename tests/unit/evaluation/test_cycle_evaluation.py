@@ -76,7 +76,8 @@ def test_each_trial_of_a_task_has_its_own_pick() -> None:
     assert keys == ["0", "0 (trial 1)"]
     result = routing_quality(dict(zip(keys, ["base", "a@v1"], strict=True)), options)
     assert (result.tasks, result.best, result.decisive, result.right) == (2, 2, 2, 2)
-    changes = by_capability(trials((F, F)), trials((S, F)), lambda task: {"0": ["dates"]}[task])
+    base = [replace(trajectory, parts={"needs dates": 1.0}) for trajectory in trials((F, F))]
+    changes = by_capability(base, trials((S, F)))
     assert (changes["dates"].tasks, changes["dates"].routed) == (2, 0.5)
 
 
@@ -88,8 +89,12 @@ def test_the_interval_holds_the_rate(outcomes: list[Outcome]) -> None:
 
 
 def test_success_by_capability_compares_the_same_tasks() -> None:
-    needs = {"0": ["dates"], "1": ["dates", "errors"], "2": ["errors"], "3": []}
-    changes = by_capability(episodes(F, F, S, S), episodes(S, F, X, S), lambda task: needs[task])
+    needs = [["dates"], ["dates", "errors"], ["errors"], []]
+    base = [
+        replace(trajectory, parts={"database": 0.0, **{f"needs {name}": 1.0 for name in names}})
+        for trajectory, names in zip(episodes(F, F, S, S), needs, strict=True)
+    ]
+    changes = by_capability(base, episodes(S, F, X, S))
     assert {name: (c.tasks, c.base, c.routed) for name, c in changes.items()} == {
         "dates": (2, 0.0, 0.5),
         "errors": (1, 0.0, 0.0),

@@ -37,7 +37,7 @@ def test_missing_files_are_named(tmp_path: Path) -> None:
 
 
 def test_the_bundled_model_names_the_script_that_makes_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(model_files, "BUNDLED", tmp_path / "assets")
+    monkeypatch.setattr(model_files, "BUNDLED_MODELS", {"bundled": tmp_path / "assets"})
     with pytest.raises(ModelError, match="no model directory") as exc_info:
         model_files.resolve_model("bundled", tmp_path)
     assert "pretrain" in exc_info.value.hint

@@ -8,6 +8,8 @@ import pytest
 
 from sandbox.contract import Message, Tool
 from store.types import Outcome, Trajectory
+from tests.desk import DESK
+from tests.local_source import LocalSource
 from tests.unit.pipeline.contexts import context_with_chain
 from traced.inference.client import Completion
 from traced.inference.errors import EngineError
@@ -16,9 +18,7 @@ from traced.pipeline.episodes import episodes, limits_of
 from traced.rollouts.episodes import EpisodeJob, Limits
 from traced.rollouts.step_limit import step_timeout_s
 from traced.targets.desk import Desk
-from traced.targets.local import LocalSource
 from traced.targets.process import Launch, ProcessSource
-from traced.targets.registry import DESK
 
 WORLDS = Path(__file__).parents[1] / "targets" / "worlds.py"
 

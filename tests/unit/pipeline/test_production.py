@@ -19,6 +19,7 @@ from store.repositories.cycles import list_stage_events, save_cycle
 from store.repositories.serving import save_exchanges
 from store.repositories.trajectories import get_trajectory, newest_judged_ids, save_trajectories, update_outcome
 from store.types import EndCause, Label, Message, Outcome, Trajectory, Verdict
+from tests.desk import DESK
 from tests.unit.agents.synthesis.conversations import FAULTS, capability, demonstrations
 from tests.unit.store.chain import T0, save_origin, trajectory
 from traced.config.settings import load_settings
@@ -33,7 +34,6 @@ from traced.pipeline.findings import contrast_findings
 from traced.pipeline.report import gather
 from traced.pipeline.synthesize import lacking_openings
 from traced.targets.desk import demonstrate
-from traced.targets.registry import DESK
 
 CYCLE, EPISODES = "desk-1", 90
 LATE = 10_000

@@ -12,6 +12,7 @@ from store.database import open_store, sqlite_url, write_session
 from store.records import Approval, Cycle, CycleState, Decision
 from store.repositories import adapters, capabilities, cycles, promotions
 from store.types import Capability
+from tests.desk import DESK
 from tests.unit.registry.chain import START, hour, seed_adapter, seed_cycle
 from traced.config.settings import load_settings
 from traced.core.errors import PromotionError
@@ -20,7 +21,6 @@ from traced.core.resources import Meter
 from traced.inference.model_files import ModelFiles
 from traced.pipeline.context import Context
 from traced.pipeline.promote import decide, promote, routable_adapters
-from traced.targets.registry import DESK
 
 OWN_ADAPTERS, EARLIER, FOREIGN = "error-recovery@v1", "dates@v1", "tools@v1"
 

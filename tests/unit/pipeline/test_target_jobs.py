@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 
+from tests.desk import DESK
 from traced.config.cycle_sections import GateSection
 from traced.pipeline.episodes import first_jobs, split_jobs, trials_of, trials_text
 from traced.pipeline.gate import round_jobs
 from traced.rollouts.episodes import EpisodeJob
 from traced.targets.description import Description, divide
-from traced.targets.registry import DESK, Target
+from traced.targets.registry import Target
 
 
 def target_with_tasks(count: int) -> Target:

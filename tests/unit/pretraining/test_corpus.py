@@ -6,13 +6,13 @@ from collections.abc import Callable
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from scripts.pretraining.corpus import (
-    PLANTED_DEFICITS,
+from scripts.pretraining.dataset import IGNORED, conversation_example, drill_example, make_tokenizer, render_text
+from scripts.pretraining.desk_corpus import (
     PRETRAINING,
-    Drill,
     copying,
     dates,
     demonstration,
+    desk,
     faults_for,
     items,
     pairs,
@@ -20,7 +20,7 @@ from scripts.pretraining.corpus import (
     skills_for,
     variants,
 )
-from scripts.pretraining.dataset import IGNORED, conversation_example, drill_example, make_tokenizer, render_text
+from scripts.pretraining.worlds import Drill
 from traced.inference.routing_prompt import label_ids
 from traced.targets.desk import SPLITS, needed_capabilities
 from traced.targets.desk.scenario import scenario
@@ -28,7 +28,7 @@ from traced.targets.desk.scenario import scenario
 
 @pytest.fixture(scope="module")
 def tokenizer() -> PreTrainedTokenizerFast:
-    return make_tokenizer(faults_for(PLANTED_DEFICITS), random.Random(0), conversations=300)
+    return make_tokenizer(desk(), random.Random(0), conversations=300)
 
 
 def test_pre_training_never_sees_a_seed_of_a_split() -> None:
@@ -60,7 +60,7 @@ def test_tokens_round_trip_and_turns_are_prefixes(tokenizer: PreTrainedTokenizer
 
 
 def test_the_loss_is_on_the_assistants_words_alone(tokenizer: PreTrainedTokenizerFast) -> None:
-    row = conversation_example(tokenizer, {}, random.Random(2))
+    row = conversation_example(tokenizer, desk([]), random.Random(2))
     assistant_text = tokenizer.decode([i for i, label in zip(row.ids, row.labels, strict=True) if label != IGNORED])
     assert "Anything else?<|im_end|>" in assistant_text
     assert "You are the agent" not in assistant_text

@@ -1,4 +1,5 @@
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -6,40 +7,39 @@ import torch
 from transformers import Qwen3ForCausalLM
 
 from scripts.pretraining import pretrain
-from scripts.pretraining.pretrain import Stage, schedule
+from scripts.pretraining.desk_corpus import desk
+from scripts.pretraining.pretrain import schedule
+from scripts.pretraining.worlds import Stage, World
 from traced.inference.model_files import BUNDLED, ModelFiles, load_model
 
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     tokenizer = load_model(ModelFiles("bundled", BUNDLED))[1]
-    monkeypatch.setattr(pretrain, "make_tokenizer", lambda faults, rng: tokenizer)
+    monkeypatch.setattr(pretrain, "make_tokenizer", lambda world, rng: tokenizer)
     monkeypatch.setattr(pretrain, "LEAST_STEPS", 1)
     monkeypatch.setattr(pretrain, "BEGINNINGS", 3)
     torch.set_num_threads(1)
 
 
-def stages(monkeypatch: pytest.MonkeyPatch, *target_losses: float) -> None:
-    monkeypatch.setattr(
-        pretrain,
-        "FIRST_STAGES",
-        tuple(Stage({"copying": 1}, 1, target_loss=target_loss) for target_loss in target_losses),
+def world(*target_losses: float) -> World:
+    """The desk with short stages: one first stage per target loss."""
+    return replace(
+        desk(["error-recovery"]),
+        first_stages=tuple(Stage({"copying": 1}, 1, target_loss=target_loss) for target_loss in target_losses),
+        records=Stage({"copying": 1}, 1),
+        last_shares={"copying": 1.0},
     )
-    monkeypatch.setattr(pretrain, "RECORDS", Stage({"copying": 1}, 1))
-    monkeypatch.setattr(pretrain, "LAST_SHARES", {"copying": 1.0})
 
 
-def pretrained(out: Path, seed: int = 0) -> Path:
-    pretrain.pretrain(out, deficits=["error-recovery"], seed=seed, steps=2, rows=2)
+def pretrained(out: Path, *target_losses: float, seed: int = 0) -> Path:
+    pretrain.pretrain(out, world(*target_losses), seed=seed, steps=2, rows=2)
     return out
 
 
-def test_weights_that_learn_nothing_are_given_up_aloud(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    stages(monkeypatch, 99.0, 0.0)
+def test_weights_that_learn_nothing_are_given_up_aloud(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(RuntimeError, match=r"none of 3 initial weights learned.*another --seed"):
-        pretrained(tmp_path / "model")
+        pretrained(tmp_path / "model", 99.0, 0.0)
     assert [line for line in capsys.readouterr().out.splitlines() if line.startswith("beginning")] == [
         "beginning 0",
         "beginning 1",
@@ -48,12 +48,11 @@ def test_weights_that_learn_nothing_are_given_up_aloud(
     assert not (tmp_path / "model").exists()
 
 
-def test_the_same_seed_gives_the_same_weights_and_facts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    stages(monkeypatch, 99.0)
+def test_the_same_seed_gives_the_same_weights_and_facts(tmp_path: Path) -> None:
     first, repeated, other = (
-        pretrained(tmp_path / "first"),
-        pretrained(tmp_path / "again"),
-        pretrained(tmp_path / "other", seed=1),
+        pretrained(tmp_path / "first", 99.0),
+        pretrained(tmp_path / "again", 99.0),
+        pretrained(tmp_path / "other", 99.0, seed=1),
     )
     weights = [(folder / "model.safetensors").read_bytes() for folder in (first, repeated, other)]
     assert weights[0] == weights[1] != weights[2]
@@ -61,9 +60,8 @@ def test_the_same_seed_gives_the_same_weights_and_facts(monkeypatch: pytest.Monk
     assert (facts["planted"], facts["seed"], facts["steps"], facts["init"]) == (["error-recovery"], 0, 4, None)
 
 
-def test_a_model_goes_on_from_another(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    stages(monkeypatch, 99.0)
-    pretrain.pretrain(tmp_path, deficits=[], seed=0, steps=1, rows=2, init=BUNDLED)
+def test_a_model_goes_on_from_another(tmp_path: Path) -> None:
+    pretrain.pretrain(tmp_path, world(99.0), seed=0, steps=1, rows=2, init=BUNDLED)
     bundled, result = Qwen3ForCausalLM.from_pretrained(BUNDLED), Qwen3ForCausalLM.from_pretrained(tmp_path)
     changed = (bundled.lm_head.weight - result.lm_head.weight).abs().max().item()
     assert 0 < changed < 0.01

@@ -10,13 +10,13 @@ from sandbox.contract import Message, Score, Task, Tool
 from sandbox.episodes import Step
 from sandbox.errors import AgentFault
 from store.types import EndCause, Outcome, Trajectory
+from tests.local_source import LocalSource
 from tests.unit.rollouts.scripted import Counting, CountingPolicy, Gate
 from traced.inference.client import Completion
 from traced.inference.errors import ContextLengthError, EngineError
 from traced.inference.policies import Policy
 from traced.rollouts.episodes import EpisodeJob, Limits, run_episodes
 from traced.targets.errors import SimulatorError
-from traced.targets.local import LocalSource
 
 
 def jobs(count: int) -> list[EpisodeJob]:

@@ -4,9 +4,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.desk import DESK
 from traced.config.settings import load_settings
 from traced.targets.conformance import CheckResult, check
-from traced.targets.registry import DESK, Target, target
+from traced.targets.registry import Target, target
 
 WORLDS = Path(__file__).with_name("worlds.py")
 

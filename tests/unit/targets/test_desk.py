@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from store.types import Outcome, Verdict
 from traced.targets.desk import CAPABILITIES, SPLITS, TOOLS, Desk, demonstrate, needed_capabilities
-from traced.targets.desk.environment import expected_writes
 from traced.targets.desk.scenario import Scenario, scenario
+from traced.targets.desk.solution import expected_writes
 from traced.targets.desk.truth import truth
 
 
@@ -95,7 +95,7 @@ def test_a_return_fails_without_the_refund_time() -> None:
     for name, arguments in expected_writes(desk.world, desk.world.requests[0]):
         desk.step(call(name, **arguments))
     desk.step(say("Done."))
-    assert desk.score().parts == {"database": 1.0, "told": 0.0}
+    assert desk.score().parts == {"database": 1.0, "told": 0.0, "needs tool-calling-precision": 1.0}
     assert not desk.score().success
 
 

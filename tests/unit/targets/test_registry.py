@@ -6,12 +6,13 @@ from typing import Any
 
 import pytest
 
+from tests.desk import DESK
 from traced.config.settings import load_settings
 from traced.core.errors import ConfigError
 from traced.targets import loading
 from traced.targets.errors import TargetFault
 from traced.targets.process import MainProcess
-from traced.targets.registry import DESK, check_seeds, target, target_names, with_target
+from traced.targets.registry import check_seeds, target, target_names, with_target
 
 WORLDS = Path(__file__).with_name("worlds.py")
 PYTHON = {"target.kind": "python", "target.factory": "a:b"}
@@ -186,7 +187,11 @@ def test_added_targets_and_entry_points_have_names(tmp_path: Path, monkeypatch: 
 @pytest.mark.parametrize(
     ("overrides", "message", "hint"),
     [
-        ({"target.name": "acme"}, "unknown target 'acme'; known: desk, tau2:telecom-solo", "traced target add"),
+        (
+            {"target.name": "acme"},
+            "unknown target 'acme'; known: desk, textworld:quest, tau2:telecom-solo",
+            "traced target add",
+        ),
         ({"target.kind": "recorded"}, "no episode of the target acme can be played", "target.kind"),
         ({"target.kind": "python"}, "target.factory is empty", "target.factory"),
         (

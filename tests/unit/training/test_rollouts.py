@@ -11,13 +11,13 @@ from anyio.from_thread import start_blocking_portal
 
 from sandbox.contract import Message
 from sandbox.errors import AgentFault
+from tests.local_source import LocalSource
 from tests.unit.training.bandit import Bandit
 from tests.unit.training.tiny import tokenizer
 from tests.waiting import eventually
 from traced.inference.chat_format import ChatFormat, TurnFormat
 from traced.inference.errors import ContextLengthError, EngineError, RequestError
 from traced.inference.generation import Generation, Request
-from traced.targets.local import LocalSource
 from traced.training.errors import EngineLost, EnvironmentFailed, TrainingPaused
 from traced.training.in_process_engine import InProcessEngine
 from traced.training.policy_engine import EngineLoad

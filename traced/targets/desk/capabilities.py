@@ -1,7 +1,7 @@
 """The desk's capabilities, and which of them a task needs: for reports only, never for an analyst or a training."""
 
-from traced.targets.desk.environment import expected_writes
 from traced.targets.desk.scenario import Request, Scenario, pickup_date, scenario
+from traced.targets.desk.solution import expected_writes
 
 CAPABILITIES = (
     "structured-data-reasoning",
@@ -15,16 +15,20 @@ CAPABILITIES = (
 
 def needed_capabilities(seed: int) -> set[str]:
     """Return the capabilities without which the task of ``seed`` cannot succeed, guessing aside."""
-    world = scenario(seed)
+    return needed_by(scenario(seed))
+
+
+def needed_by(world: Scenario) -> set[str]:
+    """Return the capabilities without which a scenario cannot succeed, guessing aside."""
     names: set[str] = set()
     if len(world.requests) > 1:
         names.add("multi-step-completion")
     for request in world.requests:
-        names |= _needed_by(world, request)
+        names |= _needed_by_request(world, request)
     return names
 
 
-def _needed_by(world: Scenario, request: Request) -> set[str]:
+def _needed_by_request(world: Scenario, request: Request) -> set[str]:
     order = world.database["orders"][request.order_id]
     match request.kind:
         case "return":

@@ -9,8 +9,8 @@ from collections.abc import Iterable
 
 from sandbox.contract import Message
 from store.types import Verdict
-from traced.targets.desk.environment import expected_writes
 from traced.targets.desk.scenario import Record, Request, Scenario, pickup_date, scenario
+from traced.targets.desk.solution import expected_writes
 from traced.targets.desk.tools import PARAMETERS
 
 _WRITE_OF = {

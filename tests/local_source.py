@@ -1,4 +1,4 @@
-"""Run a target's environments in this process.
+"""Run environments in this process, for tests and benchmarks that need no process of a target.
 
 Every call of an environment runs on a thread of the source's own pool, so a blocking step delays neither the event loop
 nor other episodes. Not covered: isolation (``sandbox.client.SandboxSource``, ``traced.targets.process``), and stopping
