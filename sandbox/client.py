@@ -2,7 +2,8 @@
 
 Invariants: environment code never runs in this process; every value is checked (``wire.py``) before it is returned; a
 container that died is replaced for later episodes, at most ``limits.restarts`` times, while its own episodes raise the
-error that ended it. Not covered: concurrency limits, which the rollout sets, and turning errors into outcomes.
+error that ended it. A user that is a model is asked here, and only its messages enter the container. Not covered:
+concurrency limits, which the rollout sets, and turning errors into outcomes.
 """
 
 import asyncio
@@ -16,7 +17,8 @@ from sandbox.episodes import Step
 from sandbox.errors import EnvironmentFault, SandboxError
 from sandbox.hashing import environment_hash
 from sandbox.policy import TRAINING_HASH_SEED, SandboxLimits
-from sandbox.wire import OraclePlay, read_effects, read_oracle, read_score, read_step, read_task
+from sandbox.user import MAX_REQUEST_BYTES, MAX_REQUESTS, User, UserTurns
+from sandbox.wire import OraclePlay, read_effects, read_oracle, read_score
 
 __all__ = ["SandboxEpisode", "SandboxSource", "environment_hash", "reap_orphans"]
 
@@ -28,6 +30,9 @@ ORACLE_BUDGET_CALLS = 4
 
 class SandboxSource:
     """An ``EpisodeSource`` that runs in one container; ``name`` defaults to "env:<hash12>".
+
+    ``user`` speaks to the agent if the environment asks for a user that is a model; later episodes have the user that
+    it is set to.
 
     Use it with ``async with``. Entering raises EngineDown, ImageMissing, or EnvironmentFault if the source cannot be
     loaded.
@@ -41,8 +46,10 @@ class SandboxSource:
         name: str | None = None,
         hash_seed: int = TRAINING_HASH_SEED,
         owner: str = "traced",
+        user: User | None = None,
     ) -> None:
         self.source_code = source_code
+        self.user = user
         self.limits = limits or SandboxLimits()
         self.restarts = 0
         self._name = name or f"env:{environment_hash(source_code)[:12]}"
@@ -92,7 +99,7 @@ class SandboxSource:
 
     def episode(self, trial: int = 0) -> "SandboxEpisode":
         """Return a new episode, not yet reset."""
-        return SandboxEpisode(self, f"e{next(self._ids)}")
+        return SandboxEpisode(self, f"e{next(self._ids)}", trial)
 
     async def oracle(self, seed: int, turns: int = ORACLE_TURNS) -> OraclePlay:
         """Let the environment's oracle play ``seed`` to its end, at most ``turns`` assistant messages."""
@@ -113,11 +120,13 @@ class SandboxSource:
 
 
 class SandboxEpisode:
-    """One episode in the container; ``seconds`` is the duration of its last call inside the worker."""
+    """One episode in the container; ``seconds`` is the duration of its last operation inside the worker."""
 
-    def __init__(self, source: SandboxSource, name: str) -> None:
+    def __init__(self, source: SandboxSource, name: str, trial: int = 0) -> None:
         self._source = source
         self._name = name
+        self._trial = trial
+        self._turns = self._new_turns()
         self._sandbox: Sandbox | None = None
         self.seconds = 0.0
         # Total size of all responses since the reset.
@@ -127,7 +136,7 @@ class SandboxEpisode:
         if self._sandbox is None:
             raise RuntimeError(f"reset the episode before '{op}'")
         answer = await self._sandbox.call(op, episode=self._name, **fields)
-        self.seconds = answer.seconds
+        self.seconds += answer.seconds
         self._bytes += answer.bytes
         limit_kb = self._source.limits.message_kb
         # Many small responses would fill the host's memory just like a large one.
@@ -138,15 +147,24 @@ class SandboxEpisode:
     async def reset(self, seed: int) -> Task:
         """Start the task instance of ``seed`` and return its task."""
         self._sandbox = await self._source.sandbox()
-        self._bytes = 0
-        return read_task((await self._call("reset", seed=seed)).get("task"))
+        self._bytes, self.seconds = 0, 0.0
+        self._turns = self._new_turns()
+        return await self._turns.task(await self._call("reset", seed=seed))
 
     async def step(self, message: Message) -> Step:
-        """Send one assistant message and return the replies."""
-        return read_step(await self._call("step", message=message))
+        """Send one assistant message and return the replies; the user speaks in between, if it is a model."""
+        self.seconds = 0.0
+        return await self._turns.step(await self._call("step", message=message))
+
+    def _new_turns(self) -> UserTurns:
+        async def send(text: str) -> dict[str, Any]:
+            return await self._call("user", text=text)
+
+        return UserTurns(self._source.user, self._trial, send, MAX_REQUESTS, MAX_REQUEST_BYTES)
 
     async def score(self) -> Score:
         """Return the current score."""
+        self.seconds = 0.0
         return read_score((await self._call("score")).get("score"))
 
     async def close(self) -> None:

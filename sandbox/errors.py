@@ -15,6 +15,8 @@ An error gets its class once, where the failure is first detected.
     ├── Deadline                 a call exceeded its deadline, in the worker or on the host
     ├── ProtocolFault            the container's output violates the protocol; the container is ended
     ├── EnvironmentFault         the untrusted code raised, or returned what the contract forbids
+    │   caused by the user of the episode, who is a model
+    ├── UserFault                there is none, or its message cannot be sent
     │   caused by the agent
     └── AgentFault               the message cannot be sent; the environment never received it
 
@@ -137,6 +139,10 @@ class Deadline(SandboxError):
 
 class ProtocolFault(SandboxError):
     """The container's output violates the protocol."""
+
+
+class UserFault(SandboxError):
+    """The environment asks for a user that is a model, and there is none, or its message cannot be sent."""
 
 
 class AgentFault(SandboxError):

@@ -5,7 +5,7 @@ from pathlib import Path
 
 PACKAGE = Path(__file__).parent
 # The files of this package that are copied into the image.
-IMAGE_FILES = ("__init__.py", "contract.py", "effects.py", "worker.py")
+IMAGE_FILES = ("__init__.py", "contract.py", "effects.py", "goal_user.py", "worker.py")
 
 
 def environment_hash(source_code: str) -> str:

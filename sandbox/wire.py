@@ -28,6 +28,8 @@ MAX_CALLS = 128
 MAX_ARGUMENTS = 1000
 # Messages of a task or a response; messages and tool calls of the oracle's whole episode.
 MAX_MESSAGES = 1024
+# Texts that end the conversation of an environment's user.
+MAX_STOPS = 16
 # Named parts of a score.
 MAX_PARTS = 256
 MAX_DEPTH = 64
@@ -131,6 +133,31 @@ def read_step(value: object, op: str = "step") -> Step:
     """Parse the replies to an assistant message and whether the episode ended; raises EnvironmentFault."""
     fields = _object(value, op, "answer")
     return Step(_replies(fields.get("messages"), op), _boolean(fields.get("done"), op, "done"))
+
+
+def read_user_request(value: object, op: str = "step") -> dict[str, Any]:
+    """Parse what an environment asks its user (``sandbox.user.User``), and drop other keys; raises EnvironmentFault."""
+    fields = _object(value, op, "user_request")
+    items = _list(fields.get("messages"), op, "'messages' in user_request")
+    messages = [_object(item, op, "a message of user_request") for item in items]
+    _check_message_count(len(messages), op)
+    for message in messages:
+        if message.get("role") not in ("user", "assistant"):
+            role = clipped(repr(message.get("role")), 80)
+            raise EnvironmentFault(op, f"a message of user_request has role {role}; allowed: assistant, user")
+    stop_items = _list(fields.get("stops") or [], op, "'stops' in user_request")
+    stops = [_text(stop, op, "a text of 'stops'") for stop in stop_items]
+    if not all(stops) or len(stops) > MAX_STOPS:
+        raise EnvironmentFault(op, f"'stops' in user_request must be at most {MAX_STOPS} texts, none of them empty")
+    return {
+        "system": _text(fields.get("system"), op, "'system' in user_request"),
+        "goal": _text(fields.get("goal") or "", op, "'goal' in user_request"),
+        "messages": [
+            {"role": message["role"], "content": _text(message.get("content") or "", op, "content in user_request")}
+            for message in messages
+        ],
+        "stops": stops,
+    }
 
 
 def read_score(value: object, op: str = "score") -> Score:

@@ -7,10 +7,14 @@ Standard library only. One request per line ``{"id", "op", ...}``, one answer pe
     load    source                    -> {}               once, first; defines class Environment
     reset   episode, seed             -> {task}           makes the episode if it is new
     step    episode, message          -> {messages, done}
+    user    episode, text             -> {messages, done}     what the user says to the last ``user``
     score   episode                   -> {score}
     oracle  seed, turns               -> {task, turns: [{message, replies}], done, score}   on an episode of its own
     close   episode                   -> {}
     effects                           -> see ``effects.Effects``
+
+Answers to reset, step and user also have ``user``, what the environment asks its user, if it asks; the host has the
+user. To the oracle speaks the user of ``goal_user``.
 
 Invariants: the protocol's descriptors are moved away and descriptors 0-2 point to /dev/null before untrusted code is
 imported, so printing cannot corrupt an answer; every call of environment code runs under a repeating timer; answers
@@ -41,6 +45,7 @@ from types import FrameType
 from typing import Any, BinaryIO
 
 from sandbox.effects import Effects, Printed
+from sandbox.goal_user import MAX_USER_TURNS, goal_reply
 
 SOURCE_NAME = "environment.py"
 TRACEBACK_CHARS = 4000
@@ -94,7 +99,8 @@ class Worker:
             if len(self.episodes) >= self.max_episodes:
                 raise BadRequest(f"{len(self.episodes)} episodes are open already")
             self.episodes[name] = self.fresh()
-        return {"task": _task(self.episodes[name].reset(request["seed"]))}
+        environment = self.episodes[name]
+        return _with_request({"task": _task(environment.reset(request["seed"]))}, environment)
 
     def _episode(self, request: dict[str, Any]) -> Any:
         try:
@@ -106,7 +112,13 @@ class Worker:
         """Pass one assistant message on."""
         environment = self._episode(request)
         messages = list(environment.step(request["message"]))
-        return {"messages": messages, "done": environment.done}
+        return _with_request({"messages": messages, "done": environment.done}, environment)
+
+    def user(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Pass on what the user says."""
+        environment = self._episode(request)
+        messages = list(environment.user_reply(request["text"]))
+        return _with_request({"messages": messages, "done": environment.done}, environment)
 
     def score(self, request: dict[str, Any]) -> dict[str, Any]:
         """The episode's score as it stands."""
@@ -116,12 +128,14 @@ class Worker:
         """Play the environment's own oracle to its end, at most ``turns`` messages."""
         environment = self.fresh()
         task = _task(environment.reset(request["seed"]))
+        if messages := _user_messages(environment):
+            task["messages"] = task["messages"] + messages
         turns: list[dict[str, Any]] = []
         for message in environment.oracle():
             if environment.done or len(turns) >= request["turns"]:
                 break
             replies = list(environment.step(message))
-            turns.append({"message": message, "replies": replies})
+            turns.append({"message": message, "replies": replies + _user_messages(environment)})
         return {"task": task, "turns": turns, "done": environment.done, "score": _score(environment.score())}
 
     def close(self, request: dict[str, Any]) -> dict[str, Any]:
@@ -178,6 +192,7 @@ _OPERATIONS: dict[str, Callable[[Worker, dict[str, Any]], dict[str, Any]]] = {
     "load": Worker.load,
     "reset": Worker.reset,
     "step": Worker.step,
+    "user": Worker.user,
     "score": Worker.score,
     "oracle": Worker.oracle,
     "close": Worker.close,
@@ -190,6 +205,28 @@ def _overtime(signum: int, frame: FrameType | None) -> None:
 
 def _task(task: Any) -> dict[str, Any]:
     return {"system": task.system, "messages": task.messages, "tools": task.tools}
+
+
+def _user_request(environment: Any) -> Any:
+    return getattr(environment, "user_request", None)
+
+
+def _with_request(answer: dict[str, Any], environment: Any) -> dict[str, Any]:
+    request = _user_request(environment)
+    return answer if request is None else {**answer, "user": request}
+
+
+def _user_messages(environment: Any) -> list[Any]:
+    """What the user of ``goal_user`` adds to the conversation."""
+    messages: list[Any] = []
+    for _ in range(MAX_USER_TURNS):
+        request = _user_request(environment)
+        if request is None or environment.done:
+            return messages
+        messages += environment.user_reply(goal_reply(request))
+    if _user_request(environment) is not None and not environment.done:
+        raise RuntimeError(f"it asked for more than {MAX_USER_TURNS} messages of the user in one turn")
+    return messages
 
 
 def _score(score: Any) -> dict[str, Any]:

@@ -16,22 +16,24 @@ from typing import Annotated, Any
 import typer
 from rich.text import Text
 
+from agents.llm.question import InMemoryLedger
 from sandbox.client import ORACLE_TURNS
 from sandbox.contract import Message, Score, Task
 from sandbox.episodes import EpisodeSource
+from sandbox.user import User
 from store.text import sanitize_block, sanitize_line
 from traced.cli.options import AsJson, DataDir, Overrides, parse_pair, read_settings
 from traced.cli.output import console, print_json
 from traced.config.settings import Settings, target_table
 from traced.core.errors import ConfigError
 from traced.core.files import publish_file
+from traced.rollouts.model_user import model_user
 from traced.targets.bundled import BUNDLED
 from traced.targets.conformance import TASKS, CheckResult
 from traced.targets.conformance import check as conformance
 from traced.targets.description import MODEL_USER
 from traced.targets.loading import absolute, factory_file
 from traced.targets.play import SilentUser, gold_play
-from traced.targets.process import User
 from traced.targets.registry import Target, target_names, with_target
 from traced.targets.registry import target as target_of
 
@@ -308,13 +310,8 @@ async def _user(subject: Target, settings: Settings, gold: bool) -> AsyncIterato
         _say("note", "A silent user takes the place of the model that target.user.model would name.", "dim")
         yield SilentUser()
     else:
-        # Imported here because the client library takes a second.
-        from agents.llm.question import InMemoryLedger
-        from traced.llm.connection import model
-        from traced.targets.user import ModelUser
-
-        async with model(settings, InMemoryLedger(), user=True) as language_model:
-            yield ModelUser(language_model, "", section.temperature, section.max_tokens)
+        async with model_user(section, settings.data_dir, InMemoryLedger(), cycle_id="") as user:
+            yield user
 
 
 def _splits(subject: Target) -> str:

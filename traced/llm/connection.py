@@ -54,7 +54,16 @@ async def model(
         LlmError: The section is incomplete, or its key cannot be read.
     """
     model_endpoint = endpoint(settings.target.user, USER) if user else endpoint(settings.llm)
-    line = _line(model_endpoint, settings.data_dir)
+    async with open_model(model_endpoint, settings.data_dir, ledger, budget) as language_model:
+        yield language_model
+
+
+@asynccontextmanager
+async def open_model(
+    model_endpoint: Endpoint, data_dir: Path, ledger: Ledger, budget: Budget | None = None
+) -> AsyncIterator[Model]:
+    """Open the model of an endpoint, with a connection pool for the body; raises ``LlmError``."""
+    line = _line(model_endpoint, data_dir)
     check_prices(line.endpoint, budget.cost if budget else 0)
     # The context length must be known before the first question is shortened to fit it.
     if not line.endpoint.context_tokens:

@@ -9,7 +9,7 @@ that play no episode (analyze, promote, report), and those whose episodes are st
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -18,8 +18,10 @@ from typing import TYPE_CHECKING, Any
 import sqlalchemy
 from sqlmodel import Session
 
+from sandbox.client import SandboxSource
 from sandbox.episodes import EpisodeSource
 from sandbox.policy import SandboxLimits
+from sandbox.user import User, asks_for_model
 from store.database import open_store, read_session, write_session
 from store.records import Event, StageEvent, StageState
 from store.repositories.cycles import save_stage_event
@@ -29,8 +31,8 @@ from traced.core.ownership import sandbox_owner
 from traced.core.progress import Progress
 from traced.core.resources import Meter
 from traced.inference.model_files import ModelFiles, base_model
+from traced.rollouts.model_user import model_user
 from traced.targets.description import MODEL_USER
-from traced.targets.errors import UserUnavailable
 from traced.targets.registry import Target, target
 
 if TYPE_CHECKING:
@@ -135,22 +137,39 @@ class Context:
             TargetFault: The target cannot be loaded.
             UserUnavailable: The user's model is not configured completely.
         """
-        if self.target.description.user != MODEL_USER:
-            async with self.target.source() as source:
-                yield source
-            return
-        # Imported here because the client library takes a second, which only such targets need.
-        from traced.llm.connection import LlmError, StoreLedger, model
-        from traced.targets.user import ModelUser
+        async with (
+            self._user(is_asked_for=self.target.description.user == MODEL_USER) as user,
+            self.target.source(user) as source,
+        ):
+            yield source
 
-        section, ledger = self.settings.target.user, StoreLedger(self.store, self.now)
-        async with AsyncExitStack() as stack:
-            try:
-                language_model = await stack.enter_async_context(model(self.settings, ledger, user=True))
-            except LlmError as error:
-                raise UserUnavailable(f"the user's model cannot be asked: {error.message}", hint=error.hint) from error
-            user = ModelUser(language_model, self.cycle_id, section.temperature, section.max_tokens)
-            yield await stack.enter_async_context(self.target.source(user))
+    @asynccontextmanager
+    async def environment_source(self, source_code: str) -> AsyncIterator[SandboxSource]:
+        """Open the source of a synthetic environment's episodes, with the model of ``[target.user]`` if it asks for it.
+
+        Raises:
+            UserUnavailable: The user's model is not configured completely.
+            SandboxError: The environment cannot be loaded, or Docker cannot be used.
+        """
+        limits, owner = self.sandbox_limits, self.sandbox_owner
+        async with (
+            self.environment_user(source_code) as user,
+            SandboxSource(source_code, limits=limits, owner=owner, user=user) as source,
+        ):
+            yield source
+
+    def environment_user(self, source_code: str) -> AbstractAsyncContextManager[User | None]:
+        """Open the model of ``[target.user]`` if a synthetic environment asks for it; raises ``UserUnavailable``."""
+        return self._user(is_asked_for=asks_for_model(source_code))
+
+    def _user(self, *, is_asked_for: bool) -> AbstractAsyncContextManager[User | None]:
+        if not is_asked_for:
+            return nullcontext()
+        # Imported here because the client library takes a second, which only such episodes need.
+        from traced.llm.connection import StoreLedger
+
+        ledger = StoreLedger(self.store, self.now)
+        return model_user(self.settings.target.user, self.data_dir, ledger, self.cycle_id)
 
     async def embedding_source(self) -> "EmbeddingSource":
         """Return the source of embeddings that ``traced serve`` decides on; raises ``EmbeddingsError``.

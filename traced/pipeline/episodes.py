@@ -22,9 +22,7 @@ from traced.inference.errors import EngineError
 from traced.inference.policies import Policy
 from traced.pipeline.context import Context
 from traced.rollouts.episodes import EpisodeJob, Limits, Origin, run_episodes, trajectory_id
-from traced.rollouts.step_limit import step_timeout_s
-from traced.targets.description import MODEL_USER
-from traced.targets.process import MAX_USER_TURNS, USER_ATTEMPTS
+from traced.rollouts.step_limit import step_timeout_s, user_wait_s
 from traced.targets.registry import Target
 
 BATCH = 32  # trajectories per transaction
@@ -173,10 +171,9 @@ def limits_of(context: Context, source: EpisodeSource) -> Limits:
         turns = description.max_turns or turns
         concurrency = min(concurrency, description.concurrency or concurrency)
         call_s = target.step_s
-        if description.user == MODEL_USER:
-            # A step waits for what the user says.
-            user = settings.target.user
-            call_s += MAX_USER_TURNS * USER_ATTEMPTS * (user.timeout_s + user.patience_s)
+    if getattr(source, "user", None) is not None:
+        # A step waits for what the user says.
+        call_s += user_wait_s(settings.target.user)
     return Limits(turns, concurrency, step_timeout_s(call_s))
 
 

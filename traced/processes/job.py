@@ -210,6 +210,7 @@ FAULT_BY_ERROR = {
     "ProtocolFault": FaultAttribution.INPUT,
     "EnvironmentFault": FaultAttribution.INPUT,
     "AgentFault": FaultAttribution.INPUT,
+    "UserFault": FaultAttribution.INPUT,
     "SandboxError": FaultAttribution.UNCLEAR,
     # traced.training.errors
     "DiskError": FaultAttribution.INFRASTRUCTURE,

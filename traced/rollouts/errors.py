@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import StrEnum
 
+from sandbox.errors import UserFault
 from traced.inference.errors import ContextLengthError
 from traced.targets.errors import ConversationTooLong, SimulatorError, TargetFault, UserUnavailable
 
@@ -40,7 +41,7 @@ def attribute(fault: Fault, activity: str) -> Iterator[None]:
         yield
     except (Infrastructure, ContextLengthError, ConversationTooLong, UserUnavailable):
         raise
-    except SimulatorError as error:
+    except (SimulatorError, UserFault) as error:
         raise Infrastructure(Fault.SIMULATOR, f"{activity}: {error}") from error
     except TargetFault as error:
         raise Infrastructure(Fault.TARGET, f"{activity}: {error}") from error

@@ -19,8 +19,8 @@ from sandbox.client import ORACLE_TURNS
 from sandbox.contract import Message, Score, Task
 from sandbox.episodes import EpisodeSource, Step
 from sandbox.wire import OraclePlay, OracleTurn
-from traced.targets.description import MODEL_USER, RANDOM
-from traced.targets.play import SilentUser, gold_play, idle_play
+from traced.targets.description import RANDOM
+from traced.targets.play import gold_play, idle_play
 from traced.targets.registry import Target
 
 TASKS = 10
@@ -65,7 +65,7 @@ async def check(target: Target, tasks: int = TASKS, seed: int = 0) -> AsyncItera
         TargetFault: It cannot be loaded.
     """
     start = time.perf_counter()
-    async with target.source(SilentUser() if target.description.user == MODEL_USER else None) as source:
+    async with target.checked_source() as source:
         seeds = _sample(target, tasks, seed)
         counts = ", ".join(f"{name} {len(split):,}" for name, split in target.splits.items())
         kind = "seeds" if target.division.tasks is None else "tasks"

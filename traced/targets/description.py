@@ -13,12 +13,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
+from sandbox.user import MODEL
 from traced.core.errors import ConfigError
 
 SPLITS = ("train", "gate", "test")
 SEEDS = {"train": range(100_000), "gate": range(100_000, 150_000), "test": range(150_000, 200_000)}
 DETERMINISTIC, SEEDED_USER, RANDOM = "deterministic", "seeded user", "none"
-NO_USER, SCRIPTED_USER, MODEL_USER = "none", "scripted", "model"
+NO_USER, SCRIPTED_USER, MODEL_USER = "none", "scripted", MODEL
 MAX_NAMES = 5  # ids in a message
 
 

@@ -17,6 +17,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sandbox.user import description_value
 from traced.core.errors import ConfigError
 from traced.core.files import publish_file
 from traced.targets.description import Description, read_description
@@ -115,20 +116,16 @@ def file_description(name: str, file: Path) -> Description:
 
 
 def _own_description(name: str, node: ast.ClassDef) -> dict[str, Any]:
-    for item in node.body:
-        names = (
-            item.targets if isinstance(item, ast.Assign) else [item.target] if isinstance(item, ast.AnnAssign) else []
-        )
-        value = item.value if isinstance(item, ast.Assign | ast.AnnAssign) else None
-        if value is not None and [ast.unparse(part) for part in names] == ["description"]:
-            try:
-                return dict(ast.literal_eval(value))
-            except (ValueError, TypeError) as error:
-                raise ConfigError(
-                    f"the description of the target {name} must be a literal: {error}",
-                    hint='description = {"determinism": "deterministic"}',
-                ) from error
-    return {}
+    value = description_value(node)
+    if value is None:
+        return {}
+    try:
+        return dict(ast.literal_eval(value))
+    except (ValueError, TypeError) as error:
+        raise ConfigError(
+            f"the description of the target {name} must be a literal: {error}",
+            hint='description = {"determinism": "deterministic"}',
+        ) from error
 
 
 def _digest(start_options: Launch) -> str:

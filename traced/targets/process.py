@@ -15,18 +15,19 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Awaitable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol, Self, TypeVar
+from typing import Any, Self, TypeVar
 
 import sandbox.contract
 from sandbox.contract import Message, Score, Task
 from sandbox.episodes import Step
-from sandbox.errors import AgentFault, SandboxError
-from sandbox.wire import read_answer, read_score, read_step, read_task
+from sandbox.errors import AgentFault, SandboxError, UserFault
+from sandbox.user import User, UserTurns
+from sandbox.wire import read_answer, read_score
 from traced.processes.child_process import Child, start
 from traced.processes.job import StartError
 from traced.targets.description import Description, read_description
@@ -37,8 +38,6 @@ LINE_BYTES = 64 * 2**20  # of one request or answer
 LOG_LINES = 12  # of the target's output in the message of an error
 STOP_S = 2.0
 RESTARTS = 3
-MAX_USER_TURNS = 4
-USER_ATTEMPTS = 3  # of a user for one message
 
 T = TypeVar("T")
 
@@ -183,25 +182,6 @@ def _output(child: Child) -> str:
     return "; it printed:\n" + "\n".join(lines) if lines else ""
 
 
-class User(Protocol):
-    """The user of an episode, outside of the target."""
-
-    async def reply(self, request: dict[str, Any], trial: int = 0) -> str:
-        """Return what the user says.
-
-        Args:
-            request: "system": persona and goal; "goal": the part of it that the agent must not learn at once;
-                "messages": the conversation as the user sees it, its own messages as the assistant's; "stops": texts
-                that end the conversation.
-            trial: Which repetition of the task it is.
-
-        Raises:
-            SimulatorError: The user cannot reply.
-            UserUnavailable: No user can reply.
-        """
-        ...
-
-
 class ProcessSource:
     """An ``EpisodeSource`` whose episodes are processes; use it with ``async with``, which raises ``TargetFault``."""
 
@@ -210,7 +190,7 @@ class ProcessSource:
         name: str,
         launch: Launch,
         tasks: tuple[str, ...] | None = None,
-        user: "User | None" = None,
+        user: User | None = None,
         expected: Description | None = None,
     ) -> None:
         self._name, self.launch, self.tasks, self.user, self._expected = name, launch, tasks, user, expected
@@ -293,6 +273,7 @@ class ProcessEpisode:
         self._reader: asyncio.StreamReader | None = None
         self._writer: asyncio.StreamWriter | None = None
         self._ids = 0
+        self._turns: UserTurns | None = None
         self.pid = 0
         self._pidfd = -1
         self._has_slot = False
@@ -308,35 +289,23 @@ class ProcessEpisode:
         await self._bounded("reset", self._open(connection))
         tasks = self._source.tasks
         answer = await self._call("reset", task=seed if tasks is None else tasks[seed])
-        reply = await self._user_turns({"messages": [], "done": False, "user": answer.get("user")})
-        task = answer.get("task")
-        if reply["messages"] and isinstance(task, dict) and isinstance(task.get("messages"), list):
-            task["messages"] += reply["messages"]
-        return _validated("reset", read_task, task)
+        self._turns = UserTurns(self._source.user, self._trial, self._send_user_message)
+        return await _validated("reset", self._turns.task(answer))
 
     async def step(self, message: Message) -> Step:
         """Send one assistant message and return the replies; the user speaks in between, if it is a model."""
-        return _validated("step", read_step, await self._user_turns(await self._call("step", message=message)))
+        answer = await self._call("step", message=message)
+        assert self._turns is not None
+        return await _validated("step", self._turns.step(answer))
 
-    async def _user_turns(self, answer: dict[str, Any]) -> dict[str, Any]:
-        """Let the user reply as long as the environment asks for it, and return the answer with these messages."""
-        for _ in range(MAX_USER_TURNS):
-            if not _awaits_user(answer):
-                return answer
-            _check_user_request(answer["user"])
-            user = self._source.user
-            if user is None:
-                raise SimulatorError("the target asks for a user that is a model, and there is none")
-            reply = await self._call("user", text=await user.reply(answer["user"], self._trial))
-            reply["messages"] = [*answer.get("messages", []), *reply.get("messages", [])]
-            answer = reply
-        if _awaits_user(answer):
-            raise TargetFault(f"the target asked for more than {MAX_USER_TURNS} messages of the user in one turn")
-        return answer
+    async def _send_user_message(self, text: str) -> dict[str, Any]:
+        return await self._call("user", text=text)
 
     async def score(self) -> Score:
         """Return the current score."""
-        return _validated("score", read_score, (await self._call("score")).get("score"))
+        answer = await self._call("score")
+        with _contract_faults("score"):
+            return read_score(answer.get("score"))
 
     async def gold_message(self) -> Message | None:
         """Return the next message of the gold policy, None at its end; raises ``TargetFault`` if there is none."""
@@ -441,32 +410,20 @@ async def _wait_for_end(pidfd: int) -> None:
         os.close(pidfd)
 
 
-def _check_user_request(request: object) -> None:
-    """Raise ``TargetFault`` unless ``request`` is what ``User.reply`` expects."""
-    if not isinstance(request, dict):
-        raise TargetFault(f"user_request of the target is a {type(request).__name__} instead of a dict")
-    for key, default in (("system", None), ("goal", "")):
-        if not isinstance(request.get(key, default), str):
-            raise TargetFault(f"user_request of the target has no text {key!r}")
-    messages, stops = request.get("messages"), request.get("stops", [])
-    if not isinstance(messages, list) or not all(
-        isinstance(message, dict)
-        and message.get("role") in ("user", "assistant")
-        and isinstance(message.get("content") or "", str)
-        for message in messages
-    ):
-        raise TargetFault("user_request of the target needs 'messages': a list of texts by user and assistant")
-    if not isinstance(stops, list | tuple) or not all(isinstance(stop, str) and stop for stop in stops):
-        raise TargetFault("'stops' in user_request of the target must be a list of texts")
+async def _validated(op: str, result: Awaitable[T]) -> T:
+    """Return a value that is checked against the contract, after the user has spoken."""
+    with _contract_faults(op):
+        return await result
 
 
-def _awaits_user(answer: dict[str, Any]) -> bool:
-    return answer.get("user") is not None and not answer.get("done")
-
-
-def _validated(op: str, parse: Callable[[Any], T], value: object) -> T:
-    """Return what ``parse`` makes of a target's value; raises ``TargetFault`` for what the contract forbids."""
+@contextmanager
+def _contract_faults(op: str) -> Iterator[None]:
+    """Raise ``TargetFault`` for what the contract forbids, and ``SimulatorError`` for a missing user."""
     try:
-        return parse(value)
+        yield
+    except UserFault as error:
+        raise SimulatorError(error.message) from error
+    except AgentFault:
+        raise
     except SandboxError as error:
         raise TargetFault(f"'{op}' of the target returned what the contract forbids: {error}") from error

@@ -21,13 +21,15 @@ from typing import TYPE_CHECKING, Any
 from sandbox.client import SandboxSource
 from sandbox.episodes import EpisodeSource
 from sandbox.policy import SandboxLimits
+from sandbox.user import User
 from traced.config.settings import TARGETS, target_table
 from traced.core.errors import ConfigError
 from traced.core.ownership import sandbox_owner
 from traced.targets.bundled import BUNDLED, OPENENV
 from traced.targets.description import MODEL_USER, Description, Division, divide
 from traced.targets.loading import DEFAULT_STEP_S, factory_file, file_description, launch, process_description
-from traced.targets.process import ProcessSource, User
+from traced.targets.play import SilentUser
+from traced.targets.process import ProcessSource
 
 if TYPE_CHECKING:
     from traced.config.settings import Settings, TargetSection
@@ -53,6 +55,10 @@ class Target:
     def source(self, user: User | None = None) -> AbstractAsyncContextManager[EpisodeSource]:
         """Return the source of its episodes; ``user`` speaks to the agent if the target's user is a model."""
         return self.open_source(user)
+
+    def checked_source(self) -> AbstractAsyncContextManager[EpisodeSource]:
+        """Return the source of episodes that need no model: a silent user takes the place of one that is a model."""
+        return self.open_source(SilentUser() if self.description.user == MODEL_USER else None)
 
 
 def target(settings: "Settings", *, refresh: bool = False) -> Target:
@@ -144,11 +150,6 @@ def _sandboxed(section: "TargetSection", limits: SandboxLimits, owner: Callable[
             hint="target.trusted = true, for a process of this machine",
         )
     description = file_description(section.name, file)
-    if description.user == MODEL_USER:
-        raise ConfigError(
-            f"the user of the target {section.name} is a model, and a file in the sandbox cannot ask for one",
-            hint="target.trusted = true, for a process of this machine",
-        )
     if description.tasks is not None:
         raise ConfigError(
             f"the target {section.name} has a list of tasks; a file in the sandbox has seeds only",
@@ -161,7 +162,7 @@ def _sandboxed(section: "TargetSection", limits: SandboxLimits, owner: Callable[
         section.name,
         divide(section.name, description, section.split_seed),
         description,
-        lambda _: SandboxSource(source_code, limits=limits, name=section.name, owner=owner()),
+        lambda user: SandboxSource(source_code, limits=limits, name=section.name, owner=owner(), user=user),
         step_s=step_s,
     )
 

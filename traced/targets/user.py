@@ -15,8 +15,7 @@ from agents.errors import ModelDenied, ModelError, ModelRefused, ModelUnavailabl
 from agents.llm.model import Model
 from agents.llm.question import ChatMessage, Purpose, Question
 from traced.targets.errors import ConversationTooLong, SimulatorError, UserUnavailable
-from traced.targets.process import USER_ATTEMPTS
-from traced.targets.user_checks import fault_of
+from traced.targets.user_checks import USER_ATTEMPTS, fault_of
 
 STAGE = "user"
 VARIANTS = 1000  # of one message in the ledger
@@ -39,7 +38,7 @@ class ModelUser:
         self._temperature, self._max_tokens = temperature, max_tokens
 
     async def reply(self, request: dict[str, Any], trial: int = 0) -> str:
-        """Return what the user says; see ``traced.targets.process.User``."""
+        """Return what the user says; see ``sandbox.user.User``."""
         fault, requests = "", 0
         for variant in range(VARIANTS):
             question = self._question(request, trial * VARIANTS + variant, variant > 0)
@@ -52,6 +51,11 @@ class ModelUser:
             except OutOfForm as error:
                 fault = error.message
                 continue
+            except ConversationTooLong as error:
+                if any(message["role"] == "assistant" for message in request["messages"]):
+                    raise
+                # Nobody has spoken with the user yet: its instructions alone are too long.
+                raise SimulatorError(error.message, hint=error.hint) from error
             fault = fault_of(request, text)
             if not fault:
                 return text

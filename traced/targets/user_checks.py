@@ -21,6 +21,8 @@ from typing import Any
 
 from agents.analyst.language import STOP, identifiers, words
 
+# Times that a user is asked for one message until it can be used.
+USER_ATTEMPTS = 3
 # A goal is leaked by a message with this share of its words; shorter goals can be said in one sentence.
 LEAK_SHARE = 0.55
 MIN_GOAL_WORDS = 20
@@ -97,7 +99,7 @@ def fault_of(request: Mapping[str, Any], text: str) -> str:
     """Return what is wrong with a user's message, in words; "" for one that can be used.
 
     Args:
-        request: What the user was asked, see ``traced.targets.process.User``.
+        request: What the user was asked, see ``sandbox.user.User``.
         text: Its message.
     """
     for stop in request.get("stops") or ():

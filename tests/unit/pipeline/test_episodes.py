@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from sandbox.client import SandboxSource
 from sandbox.contract import Message, Tool
 from store.types import Outcome, Trajectory
 from tests.desk import DESK
@@ -18,6 +19,7 @@ from traced.pipeline.episodes import episodes, limits_of
 from traced.rollouts.episodes import EpisodeJob, Limits
 from traced.rollouts.step_limit import step_timeout_s
 from traced.targets.desk import Desk
+from traced.targets.play import SilentUser
 from traced.targets.process import Launch, ProcessSource
 
 WORLDS = Path(__file__).parents[1] / "targets" / "worlds.py"
@@ -90,7 +92,11 @@ def test_a_step_waits_for_a_user_that_is_a_model(tmp_path: Path) -> None:
     overrides: dict[str, object] = {f"target.{key}": value for key, value in table.items()}
     with context_with_chain(tmp_path, {**overrides, **user}) as context:
         # Four messages of the user, each in up to three attempts.
-        assert limits_of(context, ProcessSource("acme", Launch("", tmp_path))).step_timeout_s >= 10.0 + 4 * 3 * 120.0
+        wait_s = 4 * 3 * 120.0
+        acme = ProcessSource("acme", Launch("", tmp_path), user=SilentUser())
+        assert limits_of(context, acme).step_timeout_s >= 10.0 + wait_s
+        assert limits_of(context, SandboxSource("", user=SilentUser())).step_timeout_s >= 5.0 + wait_s
+        assert limits_of(context, SandboxSource("")).step_timeout_s == 30.0
 
 
 @pytest.mark.parametrize(("call_seconds", "step_s"), [(5.0, 30.0), (600.0, 610.0)])

@@ -14,7 +14,9 @@ import pytest
 from sandbox.effects import Effects
 from sandbox.worker import Worker, serve
 
-LAMP_SHOP = (Path(__file__).parents[2] / "data/environments/lamp_shop.py").read_text()
+ENVIRONMENTS = Path(__file__).parents[2] / "data/environments"
+LAMP_SHOP = (ENVIRONMENTS / "lamp_shop.py").read_text()
+PARCELS = (ENVIRONMENTS / "parcel_customer.py").read_text()
 HEAD = "from sandbox.contract import Score, Task\n"
 TINY = (
     HEAD
@@ -88,6 +90,30 @@ def test_an_episode_from_reset_to_score(worker: Child) -> None:
     assert worker.ask("score", episode="a")["ok"]["score"]["success"] is False
     assert worker.ask("close", episode="a") == {"ok": {}}
     assert worker.ask("score", episode="a")["fault"]["kind"] == "request"
+
+
+def test_an_environment_asks_the_host_for_what_its_user_says(worker: Child) -> None:
+    worker.load(PARCELS)
+    answer = worker.ask("reset", episode="a", seed=5)["ok"]
+    assert answer["task"]["messages"] == []
+    assert (answer["user"]["messages"], answer["user"]["stops"]) == ([], ["###STOP###"])
+    reply = worker.ask("user", episode="a", text="Hi, parcels.")["ok"]
+    assert reply == {"messages": [{"role": "user", "content": "Hi, parcels."}], "done": False}
+    answer = worker.ask("step", episode="a", message={"role": "assistant", "content": "Which?"})["ok"]
+    assert [message["content"] for message in answer["user"]["messages"]] == ["Hi, parcels.", "Which?"]
+    assert worker.ask("user", episode="a", text="###STOP###")["ok"] == {"messages": [], "done": True}
+
+
+def test_the_oracle_hears_the_goal_of_a_user_that_is_a_model(worker: Child) -> None:
+    worker.load(PARCELS)
+    goal = worker.ask("reset", episode="a", seed=5)["ok"]["user"]["goal"]
+    play = worker.ask("oracle", seed=5, turns=64)["ok"]
+    assert play["task"]["messages"] == [{"role": "user", "content": goal}]
+    assert (play["score"]["success"], play["done"]) == (True, True)
+    # One that asks for ever ends by its own limit of messages.
+    worker.load(PARCELS.replace("self.user_speaks = False", "pass").replace("self.ended = True", "pass"))
+    fault = worker.ask("oracle", seed=5, turns=64)["fault"]
+    assert "more than 4 messages of the user in one turn" in fault["error"]
 
 
 def test_the_oracle_plays_a_whole_episode(worker: Child) -> None:

@@ -13,6 +13,7 @@ import pytest
 
 from sandbox.contract import Message
 from sandbox.errors import AgentFault
+from sandbox.goal_user import MAX_USER_TURNS
 from store.types import EndCause, Outcome
 from tests.unit.targets.worlds import WithTasks
 from tests.waiting import eventually_async
@@ -20,7 +21,7 @@ from traced.inference.client import Completion
 from traced.rollouts.episodes import EpisodeJob, Limits, run_episodes
 from traced.targets.description import read_description
 from traced.targets.errors import SimulatorError, TargetFault
-from traced.targets.process import MAX_USER_TURNS, Launch, MainProcess, ProcessEpisode, ProcessSource
+from traced.targets.process import Launch, MainProcess, ProcessEpisode, ProcessSource
 
 WORLDS = Path(__file__).with_name("worlds.py")
 
@@ -306,7 +307,7 @@ async def test_a_user_speaks_between_the_messages_of_the_agent(tmp_path: Path) -
         episode = source.episode()
         task = await episode.reset(5)
         assert [message["role"] for message in task.messages] == ["assistant", "user"]
-        assert person.requests[0] == {"system": "You want word-5.", "messages": [], "stops": ["STOP"]}
+        assert person.requests[0] == {"system": "You want word-5.", "goal": "", "messages": [], "stops": ["STOP"]}
         step = await episode.step(say("Which one?"))
         assert (step.messages, step.done) == ([{"role": "user", "content": "STOP"}], True)
         await episode.close()
@@ -315,12 +316,13 @@ async def test_a_user_speaks_between_the_messages_of_the_agent(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("request_", "message"),
     [
-        ("speak", "user_request of the target is a str instead of a dict"),
-        ({"messages": []}, "has no text 'system'"),
-        ({"system": "", "goal": 3, "messages": []}, "has no text 'goal'"),
-        ({"system": ""}, "needs 'messages'"),
-        ({"system": "", "messages": [{"role": "tool", "content": ""}]}, "needs 'messages'"),
-        ({"system": "", "messages": [], "stops": "STOP"}, "'stops' in user_request of the target"),
+        ("speak", "'reset' of the target .* user_request is 'speak'; it must be an object"),
+        ({"messages": []}, "'system' in user_request is None; it must be text"),
+        ({"system": "", "goal": 3, "messages": []}, "'goal' in user_request is 3; it must be text"),
+        ({"system": ""}, "'messages' in user_request is None; it must be a list"),
+        ({"system": "", "messages": [{"role": "tool", "content": ""}]}, "a message of user_request has role 'tool'"),
+        ({"system": "", "messages": [], "stops": "STOP"}, "'stops' in user_request is 'STOP'; it must be a list"),
+        ({"system": "", "messages": [], "stops": [""]}, "'stops' in user_request must be at most 16 texts"),
     ],
 )
 async def test_a_malformed_request_for_the_user_is_the_targets_fault(

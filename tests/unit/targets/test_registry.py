@@ -6,11 +6,13 @@ from typing import Any
 
 import pytest
 
+from sandbox.user import User
 from tests.desk import DESK
 from traced.config.settings import load_settings
 from traced.core.errors import ConfigError
 from traced.targets import loading
 from traced.targets.errors import TargetFault
+from traced.targets.play import SilentUser
 from traced.targets.process import MainProcess
 from traced.targets.registry import check_seeds, target, target_names, with_target
 
@@ -61,20 +63,30 @@ def test_the_limit_of_a_step_is_the_settings_or_the_targets(tmp_path: Path, kind
     assert DESK.step_s == 30.0
 
 
-@pytest.mark.parametrize(
-    ("description", "message"),
-    [
-        ("{'tasks': {'all': ['a', 'b', 'c']}}", "a file in the sandbox has seeds only"),
-        ("{'user': 'model'}", "a file in the sandbox cannot ask for one"),
-    ],
-)
-def test_what_a_file_in_the_sandbox_cannot_have_needs_trust(tmp_path: Path, description: str, message: str) -> None:
+def test_what_a_file_in_the_sandbox_cannot_have_needs_trust(tmp_path: Path) -> None:
     file = tmp_path / "world.py"
-    file.write_text(f"class Environment:\n    description = {description}\n")
+    file.write_text("class Environment:\n    description = {'tasks': {'all': ['a', 'b', 'c']}}\n")
     overrides = {"target.name": "acme", "target.kind": "file", "target.factory": str(file)}
-    with pytest.raises(ConfigError, match=message) as info:
+    with pytest.raises(ConfigError, match="a file in the sandbox has seeds only") as info:
         target(load_settings(tmp_path, overrides))
     assert info.value.hint.startswith("target.trusted = true")
+
+
+def test_a_file_in_the_sandbox_gets_the_user_that_it_asks_for(tmp_path: Path) -> None:
+    file = tmp_path / "world.py"
+    settings = load_settings(tmp_path, {"target.name": "acme", "target.kind": "file", "target.factory": str(file)})
+
+    def sources(user: User, kind: str) -> list[Any]:
+        file.write_text(f"class Environment:\n    description = {{'user': '{kind}'}}\n")
+        acme = target(settings)
+        return [acme.source(user), acme.checked_source()]
+
+    user = SilentUser()
+    episodes, checks = sources(user, "model")
+    assert episodes.user is user
+    assert isinstance(checks.user, SilentUser)
+    _, checks = sources(user, "scripted")
+    assert checks.user is None
 
 
 def test_another_target_of_the_same_settings(tmp_path: Path) -> None:

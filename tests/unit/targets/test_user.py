@@ -161,6 +161,16 @@ async def test_a_conversation_that_outgrows_the_context_of_the_user_ends_there(t
     assert (trajectory.outcome, trajectory.end_cause) == (Outcome.FAILURE, EndCause.MAX_TOKENS)
 
 
+async def test_instructions_that_outgrow_the_context_of_the_user_are_no_fault_of_the_agent(tmp_path: Path) -> None:
+    limits: dict[str, Any] = {"context_tokens": 30, "max_tokens": 20}
+    with (
+        scripted_server("A word, please.") as server,
+        context_with_chain(tmp_path, overrides(server, **limits)) as context,
+        pytest.raises(StageError, match="lost to simulator_error: reset with seed 5: the user's model: "),
+    ):
+        await play(context, 0)
+
+
 @pytest.mark.parametrize("status", [Status(503), Status(401)])
 async def test_a_user_that_is_away_ends_the_stage_and_the_cycle_waits(tmp_path: Path, status: Status) -> None:
     with (
