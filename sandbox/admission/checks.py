@@ -29,6 +29,7 @@ from sandbox.contract import Tool
 from sandbox.errors import EngineDown, EpisodeLost, ImageMissing, SandboxError, WorkerDied
 from sandbox.hashing import environment_hash
 from sandbox.policy import TRAINING_HASH_SEED, SandboxLimits
+from sandbox.user import GoalUser, asks_for_model
 from store.types import AdmissionReport, Check
 
 # Hash seeds of source and replica. The floor and exploit policies play in the replica, under training's hash seed.
@@ -63,6 +64,7 @@ async def admit(
     thresholds: Thresholds | None = None,
     limits: SandboxLimits | None = None,
     owner: str = "traced",
+    has_user_model: bool = True,
     clock: Callable[[], float] = time.perf_counter,
     on_check_start: Callable[[str], None] = lambda name: None,
 ) -> AdmissionReport:
@@ -76,10 +78,14 @@ async def admit(
             None the check "spread" is left out, and "left_out" in its evidence gives the reason.
         limits: the containers' limits, the same as in training.
         owner: the label by which ``docker_engine.reap_orphans`` later recognizes the containers.
+        has_user_model: whether the environment may ask for a user that is a model. Its place is taken by a
+            ``GoalUser``; ``base_rewards`` may set the model as ``source.user``.
         on_check_start: called with each check's name when the check starts.
     """
     thresholds = thresholds or Thresholds()
-    candidate = _Candidate(source_code, owner, limits or SandboxLimits(), target_tools, target_error_examples)
+    candidate = _Candidate(
+        source_code, owner, limits or SandboxLimits(), target_tools, target_error_examples, has_user_model
+    )
     checks = await _run_checks(candidate, base_rewards, thresholds, clock, on_check_start)
     # A worker that was killed, but not for lack of memory, may have been killed from outside, so the checks run once
     # more. An environment that kills its own process is refused by the second run.
@@ -95,14 +101,17 @@ class _Candidate:
     limits: SandboxLimits
     target_tools: list[Tool] | None
     target_error_examples: list[str]
+    has_user_model: bool
 
     def check_context(self, thresholds: Thresholds) -> CheckContext:
         """Return a context with two sandboxes of the environment, which have different hash seeds."""
         # Command line and budgets are exactly those of training: an environment must not be able to detect admission.
         # Only ``restarts`` differs, which it cannot observe.
         limits = replace(self.limits, restarts=0)
+        user = GoalUser() if asks_for_model(self.source_code) else None
         source, replica = (
-            SandboxSource(self.source_code, limits=limits, owner=self.owner, hash_seed=seed) for seed in HASH_SEEDS
+            SandboxSource(self.source_code, limits=limits, owner=self.owner, hash_seed=seed, user=user)
+            for seed in HASH_SEEDS
         )
         return CheckContext(source, replica, thresholds, self.target_tools, self.target_error_examples)
 
@@ -127,7 +136,8 @@ async def _run_checks(
             if not await run_check(name, check(context)):
                 break
 
-    await run_check("source", _completed(inspect_source(candidate.source_code)))
+    inspection = inspect_source(candidate.source_code, has_user_model=candidate.has_user_model)
+    await run_check("source", _completed(inspection))
     context = candidate.check_context(thresholds)
     async with AsyncExitStack() as stack:
         await run_check("runs", _start_both(stack, context))

@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
 
+from sandbox.user import MODEL, model_user_line
+
 MAX_BYTES = 256 * 1024
 MODULES = frozenset(
     {"__future__", "abc", "ast", "base64", "bisect", "calendar", "collections", "contextlib", "copy", "csv"}
@@ -40,14 +42,19 @@ CLOCK_METHODS = frozenset({"now", "utcnow", "today"})
 ENTROPY_NAMES = frozenset({"SystemRandom", "urandom"})
 DENIED_DUNDERS = frozenset({"__subclasses__", "__globals__", "__builtins__", "__code__", "__loader__", "__mro__"})
 UNSEEDED = "seeds random.Random from nothing"
+NO_USER_MODEL = "its user is a model, and target.user.model is empty"
 
 # Maps a name that an import binds to the dotted path of its object ("random.Random"), or to "" if the name is that
 # path.
 Imports = dict[str, str]
 
 
-def inspect_source(source: str) -> tuple[bool, dict[str, Any]]:
-    """Return (passed, evidence); the evidence lists "line N: reason" for the first 20 findings."""
+def inspect_source(source: str, *, has_user_model: bool = True) -> tuple[bool, dict[str, Any]]:
+    """Return (passed, evidence); the evidence lists "line N: reason" for the first 20 findings.
+
+    Args:
+        has_user_model: Whether an environment may ask for a user that is a model.
+    """
     size = len(source.encode())
     if size > MAX_BYTES:
         return False, {"bytes": size, "refused": [f"{size} bytes, more than {MAX_BYTES}"]}
@@ -64,10 +71,13 @@ def inspect_source(source: str) -> tuple[bool, dict[str, Any]]:
         findings += ((line, use) for use in uses)
         findings += ((line, f"reads the clock: {name}()") for name in _clock_reads(node, imports))
     findings += ((line, UNSEEDED) for line in _unseeded_lines(nodes, imports))
+    user_line = model_user_line(tree)
+    if user_line and not has_user_model:
+        findings.append((user_line, NO_USER_MODEL))
     refusals = [f"line {line}: {reason}" for line, reason in dict.fromkeys(findings)]
     if not any(isinstance(node, ast.ClassDef) and node.name == "Environment" for node in tree.body):
         refusals.append("line 0: defines no class Environment")
-    return not refusals, {"bytes": size, "refused": refusals[:20]}
+    return not refusals, {"bytes": size, "refused": refusals[:20], **({"user": MODEL} if user_line else {})}
 
 
 def _denied_uses(node: ast.AST) -> list[str]:

@@ -236,6 +236,7 @@ def _run_admission(settings: Settings, source_code: str, target: str | None, is_
                 thresholds=thresholds(settings),
                 limits=SandboxLimits(**settings.sandbox.model_dump()),
                 owner=OWNER,
+                has_user_model=bool(settings.target.user.model),
                 on_check_start=begins,
             )
         )
@@ -255,7 +256,7 @@ async def shown_by(target: Target) -> tuple[list[Tool], list[str]]:
     """Return the tools of the target, and its error messages for malformed calls."""
     tools: dict[str, Tool] = {}
     errors: list[str] = []
-    async with target.source() as source:
+    async with target.checked_source() as source:
         for seed in target.splits["train"][:TARGET_SEEDS]:
             episode = source.episode()
             task = await episode.reset(seed)

@@ -23,6 +23,7 @@ from pathlib import Path
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from sandbox.hashing import PACKAGE as SANDBOX
+from sandbox.user import model_user_line
 from traced.interop import NotExportable, TargetUnavailable
 from traced.interop.origin import Origin
 
@@ -184,6 +185,11 @@ def require_exportable(source_code: str) -> None:
     if not any(isinstance(node, ast.ClassDef) and node.name == "Environment" for node in tree.body):
         raise NotExportable(
             "the file defines no class Environment", hint="see sandbox/contract.py for what an environment defines"
+        )
+    if model_user_line(tree):
+        raise NotExportable(
+            f"line {model_user_line(tree)} asks for a user that is a model, which a package does not have",
+            hint="let step() speak the user's part",
         )
     # The package replaces the import of the contract at the top of the file only.
     late = {id(node) for outer in ast.walk(tree) if _is_function(outer) for node in ast.walk(outer)}

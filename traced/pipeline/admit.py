@@ -5,14 +5,16 @@ Each environment is judged once per cycle, and the report is stored whatever the
 
 import json
 from collections.abc import Sequence
+from contextlib import nullcontext
 
 from sandbox import admission
 from sandbox.admission import Thresholds
 from sandbox.admission.checks import refusals
+from sandbox.client import SandboxSource
 from sandbox.contract import Tool
 from sandbox.docker_engine import connect
-from sandbox.episodes import EpisodeSource
-from sandbox.errors import EpisodeLost
+from sandbox.errors import EnvironmentFault, EpisodeLost
+from sandbox.user import User
 from store.repositories.environments import get_environment, list_admissions, save_admission
 from store.types import AdmissionReport, EndCause, Outcome, Trajectory
 from traced.config.settings import Settings
@@ -21,7 +23,7 @@ from traced.pipeline.collect import collected
 from traced.pipeline.context import Context
 from traced.pipeline.episodes import BASE, model_policy
 from traced.rollouts.episodes import EpisodeJob, Limits, run_episodes
-from traced.rollouts.step_limit import step_timeout_s
+from traced.rollouts.step_limit import step_timeout_s, user_wait_s
 
 ERROR_EXAMPLES = 50
 
@@ -60,15 +62,18 @@ async def _judge(context: Context, environment: str) -> AdmissionReport:
     with context.read_session() as session:
         source_code = get_environment(session, environment).source_code
     trajectories = collected(context)
-    report = await admission.admit(
-        source_code,
-        target_tools=_tools(trajectories),
-        target_error_examples=error_examples(trajectories),
-        base_rewards=_base_rewards(context),
-        thresholds=thresholds(context.settings),
-        limits=context.sandbox_limits,
-        owner=context.sandbox_owner,
-    )
+    has_user_model = bool(context.settings.target.user.model)
+    async with context.environment_user(source_code) if has_user_model else nullcontext() as user:
+        report = await admission.admit(
+            source_code,
+            target_tools=_tools(trajectories),
+            target_error_examples=error_examples(trajectories),
+            base_rewards=_base_rewards(context, user),
+            thresholds=thresholds(context.settings),
+            limits=context.sandbox_limits,
+            owner=context.sandbox_owner,
+            has_user_model=has_user_model,
+        )
     with context.write_session() as session:
         save_admission(session, report, cycle_id=context.cycle_id, at=context.now())
     return report
@@ -97,16 +102,19 @@ def _is_error(content: str) -> bool:
     return isinstance(payload, dict) and "error" in payload
 
 
-def _base_rewards(context: Context) -> admission.BaseRewards:
-    async def rewards(source: EpisodeSource, seeds: list[int], rollouts: int) -> list[list[float]]:
-        """Return one group of base-model rewards per seed, sampled as in training."""
+def _base_rewards(context: Context, user: User | None) -> admission.BaseRewards:
+    async def rewards(source: SandboxSource, seeds: list[int], rollouts: int) -> list[list[float]]:
+        """Return one group of base-model rewards per seed, sampled as in training, with the user of training."""
+        source.user = user
         temperature = context.settings.training.temperature
         policy = await model_policy(context, BASE, temperature)
         jobs = [EpisodeJob(seed, trial, "", str(seed)) for seed in seeds for trial in range(rollouts)]
-        step_s = step_timeout_s(context.settings.sandbox.call_seconds)
+        wait_s = user_wait_s(context.settings.target.user) if user is not None else 0.0
+        step_s = step_timeout_s(context.settings.sandbox.call_seconds + wait_s)
         limits = Limits(context.settings.training.max_turns, context.settings.collect.concurrency, step_s)
         # Every seed gets a group, even if all its episodes are lost, so that groups are in the order of the seeds.
         groups: dict[int, list[float]] = {seed: [] for seed in seeds}
+        user_faults: dict[int, str] = {}
 
         async def play(jobs: list[EpisodeJob], *, is_retried: bool) -> None:
             lost_jobs: list[EpisodeJob] = []
@@ -117,14 +125,21 @@ def _base_rewards(context: Context) -> admission.BaseRewards:
                 if trajectory.end_cause is EndCause.SANDBOX_ERROR:
                     # If Docker itself is down, connect() raises EngineDown: not a failure of the environment.
                     connect().close()
-                if trajectory.end_cause is EndCause.ENGINE_ERROR and is_retried:
+                if trajectory.end_cause in (EndCause.ENGINE_ERROR, EndCause.SIMULATOR_ERROR) and is_retried:
                     lost_jobs.append(EpisodeJob(int(trajectory.task_id), trajectory.trial, "", trajectory.task_id))
+                elif trajectory.end_cause is EndCause.SIMULATOR_ERROR:
+                    # The user's failure costs the rollout, and is no reward of 0.
+                    user_faults[int(trajectory.task_id)] = trajectory.detail
                 else:
                     groups[int(trajectory.task_id)].append(_reward(trajectory))
             if lost_jobs:
                 await play(lost_jobs, is_retried=False)
 
         await play(jobs, is_retried=True)
+        for seed, detail in user_faults.items():
+            if not groups[seed]:
+                # Its persona and goal are the environment's, and no other seed can take its place.
+                raise EnvironmentFault("user_request", f"no episode of seed {seed} has a usable user: {detail}")
         return list(groups.values())
 
     return rewards

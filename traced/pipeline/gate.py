@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from agents.analyst.builtin import DETECTORS, label
-from sandbox.client import SandboxSource
 from sandbox.episodes import EpisodeSource
 from store.repositories.adapters import get_adapter
 from store.repositories.capabilities import get_capability
@@ -107,7 +106,7 @@ async def compare(
     with context.read_session() as session:
         source_code = get_environment(session, sides.environment).source_code
     async with (
-        SandboxSource(source_code, limits=context.sandbox_limits, owner=context.sandbox_owner) as environment,
+        context.environment_source(source_code) as environment,
         context.target_source() as target,
     ):
         rounds = _Rounds(context, sides, environment, target, stage)

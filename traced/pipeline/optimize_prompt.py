@@ -56,8 +56,7 @@ async def optimize_prompt(context: Context, capability: str, environment: str) -
     purpose = Purpose(context.cycle_id, STAGE, capability)
     async with language_model(context) as model:
         with context.stage(STAGE, f"Evolve a prompt for {capability}", capability, plan.rollouts + gated) as stage:
-            limits, owner = context.sandbox_limits, context.sandbox_owner
-            async with SandboxSource(source_code, limits=limits, owner=owner) as source:
+            async with context.environment_source(source_code) as source:
                 evolved = await _evolve(_EvolutionRun(context, model, purpose, capability_row, source, stage), plan)
             gates = await _gates(context, capability, environment, evolved.text, stage)
             figures = figures_of(evolved, plan, gates, environment, context.settings.engine.temperature)

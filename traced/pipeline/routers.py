@@ -40,6 +40,7 @@ from traced.routing.hidden_state import (
 from traced.routing.label_router import LabelRouter
 from traced.routing.router_files import classifier_file
 from traced.routing.routers import BASE, BY_LABELS, HIDDEN_STATE, FallbackRouter, adapter_route
+from traced.targets.errors import SimulatorError
 
 FIT = "fit router"
 # Seeds of a synthetic environment; training, gates and prompts use others, so the router is not fitted on test data.
@@ -130,7 +131,7 @@ async def _of_environments(context: Context, adapters: Sequence[str], stage: Run
     for name in adapters:
         with context.read_session() as session:
             source_code = get_environment(session, get_adapter(session, name).environment_hash).source_code
-        async with SandboxSource(source_code, limits=context.sandbox_limits, owner=context.sandbox_owner) as source:
+        async with context.environment_source(source_code) as source:
             for seed in ROUTING_SEEDS:
                 examples += [(text, name) for text in await _opening_texts(source, seed)]
                 stage.advance()
@@ -143,10 +144,10 @@ async def _opening_texts(source: SandboxSource, seed: int) -> list[str]:
     try:
         task = await episode.reset(seed)
         await episode.close()
-    # A missing Docker must stop the stage; every other failure is the environment's and costs one example.
+    # A missing Docker must stop the stage; every other failure is that of environment or user: one example less.
     except (EngineDown, ImageMissing):
         raise
-    except SandboxError:
+    except (SandboxError, SimulatorError):
         return []
     return [routed_text(task.messages)]
 

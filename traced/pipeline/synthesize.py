@@ -253,7 +253,9 @@ async def _write_attempt(
     record = EnvironmentRecord(
         environment_hash(source), source, context.cycle_id, capability, seed, LLM, at, repairs=repairs
     )
-    passed, evidence = await asyncio.to_thread(inspect_source, source)
+    passed, evidence = await asyncio.to_thread(
+        inspect_source, source, has_user_model=bool(context.settings.target.user.model)
+    )
     with context.write_session() as session:
         save_environment(session, record)
         if not passed:
@@ -279,7 +281,8 @@ def _first_dialogue(context: Context, capability: str) -> tuple[ChatMessage, ...
     episodes = collected(context)
     episode_ids = {episode.id for episode in episodes}
     trajectories, labels = by_order(episodes, [label for label in labels if label.trajectory_id in episode_ids])
-    rules = Rules(requirements(thresholds(context.settings)), MAX_BYTES)
+    has_user_model = bool(context.settings.target.user.model)
+    rules = Rules(requirements(thresholds(context.settings)), MAX_BYTES, has_user_model)
     return request_messages(capability_row, trajectories, labels, rules)
 
 

@@ -203,6 +203,8 @@ class Rules:
     checks: Mapping[str, str]
     # The most bytes that a file may have.
     largest: int
+    # Whether the file may ask for a user that is a model.
+    has_user_model: bool = False
 
 
 @dataclass(frozen=True)
@@ -243,6 +245,7 @@ def request_messages(
         f"```python\n{inspect.getsource(contract).strip()}\n```",
         "# Rewards, scenarios, fidelity",
         _prompt_text("rewards"),
+        *([_prompt_text("user")] if rules.has_user_model else []),
         "# What the file is checked for",
         _check_list(rules),
         "# An example: another capability of another target",

@@ -19,7 +19,7 @@ from sandbox.admission.oracle_mutations import (
 )
 from sandbox.admission.report.model import Evidence, figures, is_number, keeps, short_text
 from sandbox.admission.report.shortcut_advice import exploits, floor
-from sandbox.admission.static_analysis import MODULES
+from sandbox.admission.static_analysis import MODULES, NO_USER_MODEL
 from store.text import sanitize_line
 from store.types import Check
 
@@ -63,6 +63,8 @@ MODULE_ALTERNATIVES = {
 }
 # Maps a part of a refusal's text to its remedy; the first part that occurs counts.
 SOURCE_REMEDIES = {
+    NO_USER_MODEL: "Let step() speak the user's part and remove 'user' from description, or name a model in "
+    "target.user.model.",
     "does not parse": "It must be valid Python of the sandbox's version.",
     "more than": "It must be smaller: generate records from the seed instead of listing them.",
     "imports": f"Only these modules may be imported: {', '.join(sorted(MODULES))}.",
@@ -138,6 +140,12 @@ def _fault_advice(evidence: Evidence) -> Iterator[str]:
         case "ProtocolFault":
             yield f"What the environment's process said is not the protocol{place}: {_quote(text)}"
             yield "Remove every write to standard output or to file descriptors, and keep messages small."
+        case "UserFault":
+            yield f"It needs a user that it does not get{place}: {_quote(text)}"
+            yield (
+                'Write description = {"user": "model"} into class Environment if its user is a model; otherwise '
+                "user_request must be None, and step() speaks the user's part."
+            )
         case _:
             yield f"The episode was lost{place}: {_quote(text)}"
             yield "Admit it once more; if it is lost again, the environment ends its own process."

@@ -117,6 +117,7 @@ def shapes(files: dict[str, bytes]) -> list[str]:
         ("import numpy\n" + MINIMAL_SOURCE, "line 1 imports numpy"),
         ("from . import other\n" + MINIMAL_SOURCE, "line 1 imports ."),
         ("from sandbox.policy import USER\n" + MINIMAL_SOURCE, "line 1 imports sandbox.policy"),
+        ("class Environment:\n    description = {'user': 'model'}\n", "line 2 asks for a user that is a model"),
         (MINIMAL_SOURCE + "def f():\n    from sandbox.contract import Task\n", "inside a function"),
     ],
 )

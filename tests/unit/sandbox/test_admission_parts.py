@@ -16,9 +16,11 @@ from sandbox.admission.fingerprint import exact, shape
 from sandbox.admission.interface import call_complaints, error_form, junk_messages
 from sandbox.admission.leak import leaks
 from sandbox.admission.policies import FLOOR_POLICIES, PATIENCE, Policy, call, guess, say, visible_values, write_tools
+from sandbox.admission.report import as_text
 from sandbox.admission.static_analysis import inspect_source
 from sandbox.contract import Score, Task
 from sandbox.wire import OraclePlay, OracleTurn
+from store.types import AdmissionReport, Check
 
 EXPLOITS = adversaries.panel()
 LAMP_SHOP = Path(__file__).parents[2] / "data/environments/lamp_shop.py"
@@ -272,3 +274,14 @@ def test_the_lamp_shops_oracle_needs_no_container_to_be_right() -> None:
         for message in environment.oracle():
             environment.step(message)
         assert environment.score() == Score(1.0, True, {"requests": 1.0})
+
+
+@pytest.mark.parametrize("kind", ["model", "scripted"])
+def test_a_user_that_is_a_model_needs_one(kind: str) -> None:
+    source = ENVIRONMENT.replace(":", f":\n    description = {{'user': '{kind}'}}", 1)
+    findings = ["line 2: its user is a model, and target.user.model is empty"] if kind == "model" else []
+    passed, evidence = inspect_source(source, has_user_model=False)
+    assert (passed, evidence["refused"]) == (not findings, findings)
+    assert inspect_source(source)[0]
+    report = AdmissionReport("a" * 64, False, [Check("source", False, evidence, 0.0)])
+    assert ("remove 'user' from description" in as_text(report)) is bool(findings)

@@ -4,6 +4,7 @@
 difference before you commit it.
 """
 
+import dataclasses
 import json
 import os
 import re
@@ -112,6 +113,17 @@ def test_rules_and_contract_are_in_the_prompt() -> None:
     for name, meaning in RULES.checks.items():
         assert f"- {name}: {meaning}" in text
     assert all(name in text for name in ("look-before-acting", "256 KiB"))
+
+
+def test_a_user_that_is_a_model_is_offered_only_where_one_is_configured() -> None:
+    texts = [
+        request_messages(CAPABILITY, talks(), labels(), dataclasses.replace(RULES, has_user_model=has_model))[1].text
+        for has_model in (True, False)
+    ]
+    assert ["user_request" in text for text in texts] == [True, False]
+    # Nothing else differs, so that replies to requests without one are found again.
+    offer = texts[0][texts[0].index("A user that is a model\n") : texts[0].index("# What the file is checked for")]
+    assert texts[0].replace(offer, "") == texts[1]
 
 
 def test_permitted_imports_are_listed_once() -> None:
