@@ -28,10 +28,11 @@ from traced.pipeline.context import Context
 from traced.pipeline.episodes import BASE, episodes, first_jobs, model_policy, trials_of, trials_text
 from traced.pipeline.promote import routable_adapters
 from traced.pipeline.routers import routers
-from traced.pipeline.train import job_for, with_servers
+from traced.pipeline.train import job_for, with_servers, with_user
 from traced.rollouts.episodes import EpisodeJob
 from traced.rollouts.step_limit import step_timeout_s
 from traced.routing.routers import RoutedPolicy, Router
+from traced.targets.description import MODEL_USER
 from traced.training.device import training_device
 from traced.training.process import train as run_job
 
@@ -181,6 +182,8 @@ async def grpo_on_target(context: Context, rollouts: int) -> None:
     turns, groups = context.target.description.max_turns or job.max_turns, min(job.groups, len(split))
     step_s = step_timeout_s(context.target.step_s)
     job = dataclasses.replace(job, groups=groups, max_turns=turns, step_timeout_s=step_s)
+    if context.target.description.user == MODEL_USER:
+        job = with_user(context, job, context.target.step_s)
     iterations = math.ceil(rollouts / (job.groups * job.rollouts))
     # Early stopping is off, because the comparison must spend the same number of rollouts as the adapters.
     job = dataclasses.replace(job, threads=context.settings.threads, solved_after=0)

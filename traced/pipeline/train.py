@@ -18,6 +18,7 @@ from pathlib import Path
 from sqlmodel import Session
 
 from sandbox import docker_engine
+from sandbox.user import asks_for_model
 from store.records import AdapterVersion, IterationMetrics, RunState, StageEvent, StageState, TrainingRun
 from store.repositories.adapters import (
     list_adapters,
@@ -29,16 +30,18 @@ from store.repositories.adapters import (
 from store.repositories.cycles import list_stage_events, save_stage_event
 from store.repositories.environments import get_environment
 from traced.config.settings import Settings
-from traced.core.errors import CapabilityError, DiskError
+from traced.core.errors import CapabilityError, TracedError
 from traced.core.files import flush, publish_file
 from traced.core.gpus import gpu_ids
+from traced.core.location import store_url
 from traced.core.ownership import sandbox_owner
 from traced.core.seeds import derive_seed
 from traced.inference.adapter_base import record_base
 from traced.pipeline.context import Context
 from traced.registry.publication import publish
+from traced.rollouts.step_limit import step_timeout_s, user_wait_s
 from traced.training.device import ON_CPU, TrainingDevice, training_device
-from traced.training.errors import EnvironmentFailed, NothingToLearn, TrainingError
+from traced.training.errors import EnvironmentFailed, NothingToLearn
 from traced.training.job import TrainingJob, folder_of_run
 from traced.training.metrics import Metrics, read_metrics
 from traced.training.process import train as run_job
@@ -97,7 +100,7 @@ async def train(context: Context, capability: str, environment: str) -> str:
         name = trained_adapter(context, run_id)
         if name is None:
             device = training_device(context.settings.devices.train_on, context.settings.training.processes, os.environ)
-            job = await with_servers(context, _job(context, run_id, capability, environment, device), device)
+            job = await with_servers(context, job_in(context, run_id, capability, environment, device), device)
             _begin(context, job, environment)
             await _supervised(
                 context, job, device, lambda metrics: stage.reach(int(metrics["iteration"]), _figure(metrics))
@@ -188,11 +191,26 @@ async def with_servers(context: Context, job: TrainingJob, device: TrainingDevic
     )
 
 
-def _job(context: Context, run_id: str, capability: str, environment: str, device: TrainingDevice) -> TrainingJob:
+def with_user(context: Context, job: TrainingJob, call_seconds: float) -> TrainingJob:
+    """Return the job with the model of ``[target.user]`` as the user of its episodes."""
+    settings = context.settings
+    # A URL of the settings may hold a password, and the trainer reads the same settings.
+    is_default = settings.store_url == store_url(context.data_dir)
+    user = {
+        "model": settings.target.user.model_dump(mode="json"),
+        "data_dir": str(context.data_dir),
+        "store_url": "" if is_default else settings.store_url,
+        "cycle_id": context.cycle_id,
+    }
+    return replace(job, user=user, step_timeout_s=step_timeout_s(call_seconds + user_wait_s(settings.target.user)))
+
+
+def job_in(context: Context, run_id: str, capability: str, environment: str, device: TrainingDevice) -> TrainingJob:
+    """Return the job that trains in the environment of this hash."""
     file = context.data_dir / "environments" / f"{environment}.py"
+    with context.read_session() as session:
+        source_code = get_environment(session, environment).source_code
     if not file.exists():
-        with context.read_session() as session:
-            source_code = get_environment(session, environment).source_code
         publish_file(file, source_code)
     job = job_for(
         context.settings,
@@ -204,7 +222,8 @@ def _job(context: Context, run_id: str, capability: str, environment: str, devic
         device=device,
     )
     ids = {"cycle": context.cycle_id, "capability": capability, "environment": environment, "model": context.model.name}
-    return replace(job, tags=ids)
+    job = replace(job, tags=ids)
+    return with_user(context, job, context.settings.sandbox.call_seconds) if asks_for_model(source_code) else job
 
 
 def _begin(context: Context, job: TrainingJob, environment: str) -> None:
@@ -241,7 +260,7 @@ async def _supervised(
     except NothingToLearn as error:
         _end(context, job, RunState.FAILED, str(error))
         raise CapabilityError(str(error)) from error
-    except (DiskError, TrainingError) as error:
+    except TracedError as error:
         _end(context, job, RunState.INTERRUPTED, str(error))
         raise
     except BaseException as stop:

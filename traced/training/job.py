@@ -8,9 +8,10 @@ they are never imported here.
 import dataclasses
 import hashlib
 import json
-from collections.abc import Callable, Sequence
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import asdict, dataclass, field, fields
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
@@ -20,6 +21,7 @@ from traced.training.errors import JobError
 
 if TYPE_CHECKING:
     from sandbox.episodes import EpisodeSource
+    from sandbox.user import User
 
 PAUSE, METRICS, SAMPLES = "pause", "metrics.jsonl", "samples.json"
 # Fields that do not choose the weights, or only say how long to train: changing them keeps the checkpoints usable.
@@ -39,6 +41,7 @@ NOT_IN_FINGERPRINT = {
     "shard",
     "report_to",
     "tags",
+    "user",
     "engine_urls",
     "engine_key_file",
     "engine_silence_s",
@@ -100,6 +103,9 @@ class TrainingJob:
     seed_high: int = 100_000
     threads: int = 1
     limits: dict[str, float] = field(default_factory=dict)  # of the environment's container: ``SandboxLimits``
+    # The model that is the user, if the environment asks for one: "model" (the table [target.user]), "data_dir",
+    # "store_url" and "cycle_id", where its replies are kept.
+    user: dict[str, Any] = field(default_factory=dict)
     owner: str = "traced"  # of that container (``traced.core.ownership``)
     engine_urls: list[str] = field(default_factory=list)  # inference servers for the rollouts; none: in this process
     engine_key_file: str = ""  # file with the API key of these servers
@@ -197,6 +203,10 @@ class TrainingJob:
         values["micro_batch_tokens"] = 4096
         if not self.overlap:
             del values["overlap"]
+        if self.user:
+            values["user"] = {
+                key: self.user["model"][key] for key in ("model", "base_url", "temperature", "max_tokens")
+            }
         values["model_path"] = weights_digest(Path(self.model_path))
         environment = self.environment_source.get("environment")
         if environment is not None:
@@ -235,6 +245,7 @@ class TrainingResult:
 
 
 OpenSource = Callable[[TrainingJob], AbstractAsyncContextManager["EpisodeSource"]]
+OpenWithUser = Callable[["User | None"], AbstractAsyncContextManager["EpisodeSource"]]
 
 
 class Trainer(Protocol):
@@ -297,13 +308,20 @@ def open_source(job: TrainingJob) -> AbstractAsyncContextManager[Any]:
     Raises:
         JobError: Unknown split, or seeds outside of it.
     """
-    if "environment" in job.environment_source:
-        from sandbox.client import SandboxSource
-        from sandbox.policy import SandboxLimits
+    open_with = _environment(job) if "environment" in job.environment_source else _target(job)
+    return _with_user(job, open_with) if job.user else open_with(None)
 
-        source_code = Path(job.environment_source["environment"]).read_text(encoding="utf-8")
-        limits = SandboxLimits(**cast(dict[str, Any], job.limits))
-        return SandboxSource(source_code, limits=limits, owner=job.owner)
+
+def _environment(job: TrainingJob) -> OpenWithUser:
+    from sandbox.client import SandboxSource
+    from sandbox.policy import SandboxLimits
+
+    source_code = Path(job.environment_source["environment"]).read_text(encoding="utf-8")
+    limits = SandboxLimits(**cast(dict[str, Any], job.limits))
+    return lambda user: SandboxSource(source_code, limits=limits, owner=job.owner, user=user)
+
+
+def _target(job: TrainingJob) -> OpenWithUser:
     from sandbox.policy import SandboxLimits
     from traced.config.settings import TargetSection
     from traced.targets.registry import find_target
@@ -322,4 +340,27 @@ def open_source(job: TrainingJob) -> AbstractAsyncContextManager[Any]:
         raise JobError(
             f"seeds [{job.seed_low}, {job.seed_high}) are outside the split {split!r} of {chosen_target.name} ({seeds})"
         )
-    return chosen_target.source()
+    return chosen_target.source
+
+
+@asynccontextmanager
+async def _with_user(job: TrainingJob, open_with: OpenWithUser) -> AsyncIterator["EpisodeSource"]:
+    """Open the source with the model that is the user; raises ``UserUnavailable``."""
+    from store.database import open_store
+    from traced.config.cycle_sections import UserSection
+    from traced.core.location import store_url
+    from traced.llm.connection import StoreLedger
+    from traced.rollouts.model_user import model_user
+
+    data_dir = Path(job.user["data_dir"])
+    store = open_store(job.user["store_url"] or store_url(data_dir))
+    try:
+        ledger = StoreLedger(store, lambda: datetime.now(UTC))
+        section = UserSection(**job.user["model"])
+        async with (
+            model_user(section, data_dir, ledger, job.user["cycle_id"]) as user,
+            open_with(user) as source,
+        ):
+            yield source
+    finally:
+        store.dispose()

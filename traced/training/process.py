@@ -2,9 +2,9 @@
 
 The job's arguments are the fields of a ``TrainingJob``; every iteration is a progress line with its metrics, and the
 value is a ``TrainingResult``. The child dies with its parent; cancelling ``train`` stops it cleanly, then by force,
-and leaves the checkpoints. Its log is ``train.log`` in the job's folder. A ``TrainingError`` of the child is raised
-again here; any other end raises ``TrainerDied`` with the last lines of the log. Engines that the child has put to sleep
-are woken up, whatever its end.
+and leaves the checkpoints. Its log is ``train.log`` in the job's folder. A ``TrainingError`` of the child, or an error
+of its episodes' user (``USER_ERRORS``), is raised again here; any other end raises ``TrainerDied`` with the last lines
+of the log. Engines that the child has put to sleep are woken up, whatever its end.
 """
 
 import asyncio
@@ -23,6 +23,7 @@ from traced.processes.child import Reporter, run_child
 from traced.processes.executor import LocalExecutor
 from traced.processes.job import Failure, Job, Report, ReportKind, Result
 from traced.processes.parent import follow_parent
+from traced.targets.errors import SimulatorError, UserUnavailable
 from traced.training import errors
 from traced.training.errors import EngineLost, TrainerDied, TrainingError
 from traced.training.job import Trainer, TrainingJob, TrainingResult, job_from, open_source, read_job
@@ -32,6 +33,8 @@ from traced.training.processes import leave_group
 MODULE = "traced.training.process"
 # Seconds in which the engines of a trainer that has failed have to be awake; a stop of the service waits for it.
 WAKE_S = 30.0
+# Of the user in the episodes: the stage is run again.
+USER_ERRORS: dict[str, type[TracedError]] = {kind.__name__: kind for kind in (SimulatorError, UserUnavailable)}
 log = logging.getLogger(__name__)
 
 
@@ -77,7 +80,7 @@ async def _run(job: TrainingJob, on_metric: Callable[[Metrics], None], variables
     if result.value is not None:
         return TrainingResult(**result.value)
     if result.failure is not None and TracedError.__name__ in result.failure.types:
-        raise _error(result.failure)
+        raise error_of(result.failure)
     raise _died(job, result)
 
 
@@ -89,11 +92,14 @@ def _as_job(job: TrainingJob, device_variables: Mapping[str, str]) -> Job:
     return Job(MODULE, asdict(job), cycle_id="", stage="train", variables=variables | dict(device_variables))
 
 
-def _error(failure: Failure) -> TracedError:
+def error_of(failure: Failure) -> TracedError:
+    """Return the error of the trainer's process as it is raised here."""
     if failure.type == DiskError.__name__:
         return DiskError(failure.message, hint=failure.hint)
     if EngineError.__name__ in failure.types:
         return EngineLost(failure.message, hint=failure.hint)
+    if failure.type in USER_ERRORS:
+        return USER_ERRORS[failure.type](failure.message, hint=failure.hint)
     kind = getattr(errors, failure.type, TrainingError)
     error: TrainingError = kind(failure.message, hint=failure.hint)
     return error

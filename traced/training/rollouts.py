@@ -8,8 +8,9 @@ Invariants: a sampling seed depends only on (job seed, iteration, group, rollout
 appending and is never re-tokenised; ``mask`` is 1 exactly on sampled tokens. All rollouts of an iteration are sampled
 from one policy. A run that is resumed samples its next iteration anew.
 
-How it fails: ``TemplateError`` for chat templates that rewrite earlier turns; ``EngineLost`` or ``EnvironmentFailed``
-if every group of an iteration was lost. Errors of invalid requests pass through.
+How it fails: ``TemplateError`` for chat templates that rewrite earlier turns; ``EngineLost``, ``EnvironmentFailed`` or
+``SimulatorError`` if every group of an iteration was lost; ``UserUnavailable`` at once if the model that is the user
+cannot be asked. Errors of invalid requests pass through.
 """
 
 import asyncio
@@ -31,6 +32,7 @@ from traced.inference.chat_format import ChatFormat, TurnFormat
 from traced.inference.errors import ContextLengthError, EngineError
 from traced.inference.generation import Generation, Request, Sampling
 from traced.rollouts.errors import Fault, Infrastructure, attribute
+from traced.targets.errors import ConversationTooLong, SimulatorError
 from traced.training.errors import EngineLost, EnvironmentFailed, TrainingPaused
 from traced.training.policy_engine import PolicyEngine
 
@@ -224,6 +226,7 @@ class _EpisodePlayer:
 
     async def _open(self) -> None:
         rollout, sampler = self.rollout, self.sampler
+        # All rollouts are of one trial: equal messages of the agent get equal messages of a user that is a model.
         rollout.episode = sampler.source.episode()
         task = await self._bounded(rollout.episode.reset(rollout.seed))
         rollout.messages = [{"role": "system", "content": task.system}, *task.messages]
@@ -292,6 +295,10 @@ class _EpisodePlayer:
         # The message exceeds what an environment accepts: the agent's fault, so the episode is scored.
         except AgentFault:
             rollout.end = End.AGENT_FAULT
+            return []
+        # It exceeds the context of the model that is the user.
+        except ConversationTooLong:
+            rollout.end = End.MAX_LENGTH
             return []
         rollout.messages += step.messages
         if not step.done:
@@ -478,9 +485,9 @@ def _with_losses(rollouts: Sequence[Rollout]) -> list[tuple[Rollout, bool]]:
     return [(rollout, rollout.group in lost_groups) for rollout in rollouts]
 
 
-def _all_lost(rollouts: Sequence[Rollout]) -> EngineLost | EnvironmentFailed:
+def _all_lost(rollouts: Sequence[Rollout]) -> EngineLost | EnvironmentFailed | SimulatorError:
     first = next(rollout.failure for rollout in rollouts if rollout.failure is not None)
-    kind = EngineLost if first.fault is Fault.ENGINE else EnvironmentFailed
-    return kind(
-        f"no group of the iteration is complete: rollouts failed twice; first failure: {first}", hint="traced doctor"
-    )
+    detail = f"no group of the iteration is complete: rollouts failed twice; first failure: {first}"
+    if first.fault is Fault.SIMULATOR:
+        return SimulatorError(detail, hint="traced llm check --user")
+    return (EngineLost if first.fault is Fault.ENGINE else EnvironmentFailed)(detail, hint="traced doctor")

@@ -18,6 +18,7 @@ from tests.waiting import eventually
 from traced.inference.chat_format import ChatFormat, TurnFormat
 from traced.inference.errors import ContextLengthError, EngineError, RequestError
 from traced.inference.generation import Generation, Request
+from traced.targets.errors import ConversationTooLong, SimulatorError, UserUnavailable
 from traced.training.errors import EngineLost, EnvironmentFailed, TrainingPaused
 from traced.training.in_process_engine import InProcessEngine
 from traced.training.policy_engine import EngineLoad
@@ -345,6 +346,39 @@ def test_losing_every_group_stops_training_with_the_first_failure() -> None:
 
     with pytest.raises(EngineLost, match="no engine answers"):
         rows(FreeEngine(fail))
+
+
+def user_fault(error: Exception, *seeds: int) -> Callable[[int], None]:
+    def fail(seed: int) -> None:
+        if seed in seeds:
+            raise error
+
+    return fail
+
+
+def test_a_fault_of_the_user_costs_its_group_and_is_no_reward() -> None:
+    fault = SimulatorError("the user's model gave no usable message in 3 attempts")
+    batch, function = rows(FreeEngine(), user_fault(fault, 12))
+    assert batch["reward"][3:] == [None] * 3
+    assert None not in batch["reward"][:3]
+    assert (function.last.lost_groups, function.last.retried) == (1, 3)
+    # Where every group is lost to it, the environment is not blamed, and the stage can be run again.
+    with pytest.raises(SimulatorError, match=r"no group of the iteration is complete: .*no usable message") as info:
+        rows(FreeEngine(), user_fault(fault, 11, 12))
+    assert info.value.hint == "traced llm check --user"
+
+
+def test_a_user_that_is_away_ends_the_training_at_once() -> None:
+    engine = FreeEngine()
+    with pytest.raises(UserUnavailable, match="no server"):
+        rows(engine, user_fault(UserUnavailable("no server"), 12))
+    assert len(engine.requests) <= 12
+
+
+def test_a_conversation_that_outgrows_the_users_context_is_scored() -> None:
+    batch, function = rows(FreeEngine(), user_fault(ConversationTooLong("2000 tokens"), 12))
+    assert batch["reward"][3:] == [0.0] * 3
+    assert function.last.ends == {End.ENVIRONMENT: 3, End.MAX_LENGTH: 3}
 
 
 def test_a_hanging_step_is_a_failure_and_holds_up_nobody_else() -> None:
