@@ -50,6 +50,7 @@ SLOW = (
     "integration/sandbox/test_admission_fixtures.py",
     "integration/sandbox/test_admission_tricks.py",
     "integration/sandbox/test_attacks_on_resources.py",
+    "integration/sandbox/test_model_user.py",
     "integration/scoring/test_judge.py",
     "integration/service/test_both_databases.py",
     "integration/service/test_environments.py",

@@ -33,6 +33,8 @@ OPERATION_ADVICE = {
     "arguments or no text at all: answer a bad call with a tool message that tells the error.",
     "score": "score() must return a Score at any time, also right after reset: reward a number from 0 to 1, success "
     "True only with reward 1.0.",
+    "user_request": "user_request must give a model its persona and goal, and name the texts that end a conversation; "
+    "it must not make the user speak as the agent, or give its whole goal away at once.",
     "oracle": "oracle() must yield assistant messages that step() can take, each built from the state as it is then.",
 }
 NAME_CHARACTERS = 40

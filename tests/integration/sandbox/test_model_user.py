@@ -356,6 +356,7 @@ async def test_faults_of_the_user_are_no_rewards_of_the_base_model(
     assert report.checks[-1].name == "spread"
     assert "has a usable user" in str(report.checks[-1].evidence["text"])
     assert "no usable message in 3 attempts" in str(report.checks[-1].evidence["text"])
+    assert "user_request must give a model its persona and goal" in as_text(report)
 
 
 async def test_a_users_server_that_is_away_ends_the_admission(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
