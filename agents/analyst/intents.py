@@ -146,10 +146,11 @@ def learn_intents(views: Sequence[View], declared: Mapping[str, Tool], kinds: Ma
 def object_names(views: Sequence[View], writes: Sequence[str]) -> frozenset[str]:
     """Return the names of the objects of writes, lower case; empty if most writes identify their object by a code.
 
-    Names are the values of parameters with many values, which users have said in a fair share of the calls.
+    Names are the values of parameters with many values, which users have said in a fair share of the calls, and the
+    values beside them in the tools' answers.
     """
     values_of: dict[tuple[str, str], Counter[str]] = defaultdict(Counter)
-    said_counts: Counter[tuple[str, str]] = Counter()
+    mention_counts: Counter[tuple[str, str]] = Counter()
     has_code: list[bool] = []
     for view in views:
         text = "\n".join(message.text for message in view.transcript.user)
@@ -159,17 +160,35 @@ def object_names(views: Sequence[View], writes: Sequence[str]) -> frozenset[str]
             values = [(path, value) for path, value in leaves(call.arguments or {}) if isinstance(value, str)]
             has_code.append(any(identifiers(value) == {value} for _, value in values))
             for path, value in values:
-                if value and len(value) <= _MAX_NAME and not is_date(value):
+                if _may_be_name(value):
                     values_of[call.name, path][value.lower()] += 1
-                    said_counts[call.name, path] += last_mention(text, value) is not None
+                    mention_counts[call.name, path] += last_mention(text, value) is not None
     if 2 * sum(has_code) >= len(has_code):
         return frozenset()
-    return frozenset(
+    names = {
         value
         for parameter, values in values_of.items()
-        if len(values) >= _MIN_NAMES and said_counts[parameter] >= _MIN_SAID * values.total()
+        if len(values) >= _MIN_NAMES and mention_counts[parameter] >= _MIN_SAID * values.total()
         for value in values
-    )
+    }
+    # What nobody acted on is an object as well, and a request for it may be the one that was not served.
+    return frozenset(names.union(*(v for v in _observed(views).values() if len(v & names) >= _MIN_SAID * len(v))))
+
+
+def _observed(views: Sequence[View]) -> dict[tuple[str, str], set[str]]:
+    """Return the texts in tools' answers that may be names, by tool and path."""
+    observed: dict[tuple[str, str], set[str]] = defaultdict(set)
+    for view in views:
+        for call in view.transcript.calls:
+            if call.result is not None and not call.result.error:
+                for path, value in leaves(call.result.value):
+                    if isinstance(value, str) and _may_be_name(value):
+                        observed[call.name, path].add(value.lower())
+    return observed
+
+
+def _may_be_name(value: str) -> bool:
+    return bool(value) and len(value) <= _MAX_NAME and not is_date(value)
 
 
 def names_in(text: str, names: Collection[str]) -> list[str]:
@@ -178,11 +197,15 @@ def names_in(text: str, names: Collection[str]) -> list[str]:
     contained = []
     start = 0
     while start < len(tokens):
-        sizes = (size for size in range(_MAX_NAME_WORDS, 0, -1) if " ".join(tokens[start : start + size]) in names)
-        size = next(sizes, 0)
-        if size:
-            contained.append(" ".join(tokens[start : start + size]))
-        start += size or 1
+        for size in range(_MAX_NAME_WORDS, 0, -1):
+            phrase = " ".join(tokens[start : start + size])
+            name = phrase if phrase in names else phrase.removesuffix("'s")
+            if name in names:
+                contained.append(name)
+                start += size
+                break
+        else:
+            start += 1
     return contained
 
 

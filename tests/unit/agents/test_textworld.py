@@ -1,0 +1,83 @@
+"""The builtin agents on a world that was not made for them: things have names and no codes, and few words recur."""
+
+import json
+import random
+from functools import cache
+from typing import Any
+
+import pytest
+
+from agents.analyst.builtin import discover, label_runs
+from agents.analyst.intents import names_in
+from agents.contrast import retained
+from agents.synthesizer.builtin import synthesize
+from agents.synthesizer.corpus import by_head
+from agents.synthesizer.renaming import Renaming
+from store.types import Capability, Label, Verdict
+from tests.unit.agents.textworld import quests
+
+PLANTED = ["error-recovery", "multi-step-completion"]
+
+
+@cache
+def analysis() -> tuple[dict[str, Capability], list[Label]]:
+    """Candidates by name, and the labels of three runs."""
+    trajectories = [quest.trajectory for quest in quests()]
+    candidates = discover(trajectories, seed=0)
+    return {candidate.name: candidate for candidate in candidates}, label_runs(
+        trajectories, candidates, runs=range(3), seed=0
+    )
+
+
+def test_the_planted_faults_and_no_others_are_retained() -> None:
+    outcomes = {quest.trajectory.id: quest.trajectory.outcome for quest in quests()}
+    assert sorted(contrast.capability for contrast in retained(analysis()[1], outcomes)) == PLANTED
+
+
+@pytest.mark.parametrize(("capability", "least"), [("error-recovery", 0.95), ("multi-step-completion", 0.8)])
+def test_a_conversation_that_lacked_it_is_labelled_so(capability: str, least: float) -> None:
+    verdicts = {label.trajectory_id: label.verdict for label in analysis()[1] if label.capability == capability}
+    lacking = [quest.trajectory.id for quest in quests() if capability in quest.faulty]
+    untouched = [quest.trajectory.id for quest in quests() if not quest.faulty]
+    assert sum(verdicts[key] is Verdict.LACKING for key in lacking) >= least * len(lacking)
+    assert sum(verdicts[key] is Verdict.LACKING for key in untouched) <= 0.05 * len(untouched)
+
+
+def test_names_are_the_longest_that_a_text_contains() -> None:
+    names = {"box", "type x box", "key", "nest of bats"}
+    assert names_in("Open the type X box with the key; no keys.", names) == ["type x box", "key"]
+    assert names_in("The NEST OF BATS is in the box's corner.", names) == ["nest of bats", "box"]
+
+
+@pytest.mark.parametrize("capability", PLANTED)
+def test_an_environment_is_written_whose_things_keep_their_kind(capability: str) -> None:
+    candidates, labels = analysis()
+    source_code = synthesize(candidates[capability], [quest.trajectory for quest in quests()], labels, seed=0)
+    module: dict[str, Any] = {}
+    exec(compile(source_code, "environment", "exec"), module)
+    environment = module["Environment"]()
+    for seed in range(20):
+        environment.reset(seed)
+        for message in environment.oracle():
+            for call in message.get("tool_calls", []):
+                arguments = json.loads(call["function"]["arguments"])
+                assert set(arguments) <= {"thing", "key", "into", "on", "direction"}
+            environment.step(message)
+        assert environment.score().success, seed
+
+
+def test_pools_are_divided_by_the_last_word_where_it_recurs() -> None:
+    boxes, keys = {"tin box", "red box", "box"}, {"red key", "old key", "key"}
+    assert by_head({*boxes, *keys, "poem"}) == [boxes, keys, {"poem"}]
+    people = {"Ann Lee", "Bob Roe", "Cy Poe"}
+    assert by_head(people) == [people]
+
+
+def test_a_thing_called_as_an_argument_renames_no_argument() -> None:
+    template = {"ids": [], "names": [{"pool": 0, "values": ["key"], "avoid": []}], "numbers": [], "shift": [0, 0, 1]}
+    data = {"pools": [["passkey", "latchkey"]]}
+    renaming = Renaming({**template, "reorder": False}, data, random.Random(0))
+    renamed = renaming.value({"thing": "box", "key": "key"})
+    assert set(renamed) == {"thing", "key"}
+    assert renamed["key"] in {"passkey", "latchkey"}
+    assert renaming.text("Key: the key") != "Key: the key"
