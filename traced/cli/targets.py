@@ -77,11 +77,15 @@ def add(
     factory: Annotated[
         str,
         typer.Argument(
-            help="FILE.py with a class Environment, module:function, or the URL of a server of OpenEnv.",
+            help="FILE.py with a class Environment, module:function, the URL of a server of OpenEnv, or, with"
+            " --kind verifiers, the id of an installed environment.",
             show_default=False,
         ),
     ],
     *,
+    kind: Annotated[
+        str, typer.Option("--kind", help="As target.kind; default: by the form of FACTORY.", show_default=False)
+    ] = "",
     python: Annotated[
         str, typer.Option("--python", help="Interpreter that the target is installed in.", show_default=False)
     ] = "",
@@ -98,15 +102,15 @@ def add(
     """Add a target of your own under a name, after loading it once; an existing one of the name is replaced."""
     if name in BUNDLED:
         raise ConfigError(f"{name} is a target of traced; choose another name", hint=f"traced target add my-{name} ...")
-    is_class = factory_file(factory) is not None and factory.endswith(".py")
+    is_class = kind in ("", "file") and factory_file(factory) is not None and factory.endswith(".py")
     if is_class and (python or option) and not trusted:
         raise ConfigError(
             f"with --python or --option, {factory} runs in a process of this machine and not in the sandbox",
             hint="--trusted, if you trust it",
         )
     is_url = factory.startswith(("http://", "https://"))
-    kind = "openenv" if is_url else "file" if is_class and not python and not option else "python"
-    table: dict[str, Any] = {"kind": kind, "factory": factory if is_url else absolute(factory)}
+    kind = kind or ("openenv" if is_url else "file" if is_class and not python and not option else "python")
+    table: dict[str, Any] = {"kind": kind, "factory": absolute(factory) if kind in ("file", "python") else factory}
     if python:
         table["python"] = str(Path(python).expanduser().absolute()) if "/" in python else python
     if option:

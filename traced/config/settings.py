@@ -123,16 +123,16 @@ class TargetSection(Section):
     """The tasks that the agent is improved on, and the world that they are played in."""
 
     name: str = Field(default="desk", pattern=r"^[A-Za-z0-9][A-Za-z0-9._:-]*$", description="name of the target")
-    kind: Literal["", "file", "python", "openenv", "recorded"] = Field(
+    kind: Literal["", "file", "python", "openenv", "verifiers", "recorded"] = Field(
         default="",
-        description='"file", "python", "openenv" or "recorded" for a target of this table; "": its name is listed',
+        description='"file", "python", "openenv", "verifiers" or "recorded": what this table is; "": a listed name',
     )
     factory: str = Field(
         default="",
-        description='file: FILE.py; python: "module:function" or "FILE.py:function"; openenv: URL of the server',
+        description='file: FILE.py; python: "module:function" or "FILE.py:function"; openenv: URL; verifiers: id',
     )
     python: str = Field(
-        default="", description='python: interpreter that the target is installed in; "": that of traced'
+        default="", description='interpreter that the target is installed in; "": that of traced'
     )
     options: tuple[str, ...] = Field(default=(), description='arguments of the factory: ["KEY=VALUE", ...]')
     trusted: bool = Field(default=False, description="file: run it in a process of this machine, not in the sandbox")

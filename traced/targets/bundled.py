@@ -50,6 +50,7 @@ def _bfcl(title: str, category: str) -> Bundled:
 
 
 OPENENV = f"{ADAPTERS / 'openenv_server.py'}:Server"
+VERIFIERS = f"{ADAPTERS / 'verifiers_environment.py'}:Verifiers"
 
 BUNDLED: dict[str, Bundled] = {
     "desk": Bundled(

@@ -25,7 +25,7 @@ from sandbox.user import User
 from traced.config.settings import TARGETS, target_table
 from traced.core.errors import ConfigError
 from traced.core.ownership import sandbox_owner
-from traced.targets.bundled import BUNDLED, OPENENV
+from traced.targets.bundled import BUNDLED, OPENENV, VERIFIERS
 from traced.targets.description import MODEL_USER, Description, Division, divide
 from traced.targets.loading import DEFAULT_STEP_S, factory_file, file_description, launch, process_description
 from traced.targets.play import SilentUser
@@ -104,6 +104,9 @@ def find_target(
         raise ConfigError("target.factory is empty", hint='target.factory = "FILE.py" or "module:function"')
     if section.kind == "openenv":
         section = _of_server(section)
+    elif section.kind == "verifiers":
+        options = (f"environment={json.dumps(section.factory)}", *section.options)
+        section = section.model_copy(update={"kind": "python", "factory": VERIFIERS, "options": options})
     if section.kind == "file" and not section.trusted:
         return _sandboxed(section, limits, owner)
     start_options = launch(section, data_dir)
