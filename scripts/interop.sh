@@ -1,5 +1,5 @@
 #!/bin/sh
-# verifiers and OpenEnv, each in a virtual environment of its own, for the tests of what `traced export` writes.
+# verifiers and OpenEnv, each in a virtual environment of its own, for the tests of what `traced export` writes and of their targets.
 #
 #   scripts/interop.sh [DIR]     DIR is .interop unless given: DIR/verifiers and DIR/openenv; two minutes, 1 GB
 #
