@@ -131,9 +131,7 @@ class TargetSection(Section):
         default="",
         description='file: FILE.py; python: "module:function" or "FILE.py:function"; openenv: URL; verifiers: id',
     )
-    python: str = Field(
-        default="", description='interpreter that the target is installed in; "": that of traced'
-    )
+    python: str = Field(default="", description='interpreter that the target is installed in; "": that of traced')
     options: tuple[str, ...] = Field(default=(), description='arguments of the factory: ["KEY=VALUE", ...]')
     trusted: bool = Field(default=False, description="file: run it in a process of this machine, not in the sandbox")
     start_s: float = Field(default=120.0, gt=0, description="seconds that loading the target may take")

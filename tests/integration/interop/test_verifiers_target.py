@@ -90,7 +90,9 @@ async def test_the_tools_of_a_task_are_played_to_reward_1_and_wrong_arguments_ar
         episode = source.episode()
         task = await episode.reset(subject.division.tasks.index("goal-5"))
         assert [tool["function"]["description"] for tool in task.tools] == ["Add a number to the count."]
-        wrong = await episode.step(add("{not json", "[]", '{"number": "x"}', '{"number": NaN}', '"\\ud800"'))
+        wrong = await episode.step(
+            add("{not json", "[]", '{"number": "x"}', '{"number": NaN}', '{"number": "\\ud800"}')
+        )
         assert [reply["tool_call_id"] for reply in wrong.messages] == [f"c{number}" for number in range(5)]
         assert all(reply["content"].startswith("Error") for reply in wrong.messages)
         right = await episode.step(add('{"number": 2}', '{"number": 3}'))
@@ -160,6 +162,19 @@ async def test_after_max_turns_verifiers_judges_what_there_is(folder: Path) -> N
         await episode.reset(subject.division.tasks.index("goal-3"))
         assert (await episode.step(add('{"number": 3}'))).done
         assert (await episode.score()).success
+        await episode.close()
+
+
+async def test_a_time_limit_of_verifiers_ends_the_episode(folder: Path) -> None:
+    config = 'config={"agent": {"timeout": {"rollout": 0.5}}}'
+    async with environment_target(folder, "counter_v1", config).source() as source:
+        episode = source.episode()
+        await episode.reset(0)
+        process = psutil.Process(episode.pid)  # type: ignore[attr-defined]
+        # The end of the rollout is the end of its tool server.
+        await eventually_async(lambda: not process.children())
+        assert (await episode.step(text("done"))).done
+        assert (await episode.score()).reward == 0.0
         await episode.close()
 
 
