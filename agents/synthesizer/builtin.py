@@ -274,6 +274,8 @@ def _common(capability: Capability, corpus: Corpus) -> dict[str, object]:
         "tools": corpus.tools,
         "writes": sorted(corpus.writes),
         "free_text": corpus.free_text,
+        "named": corpus.named,
+        "incidental": corpus.incidental,
         "prefixes": corpus.prefixes,
         "errors": response_templates.error_patterns(corpus),
         "acks": response_templates.acknowledgements(corpus),

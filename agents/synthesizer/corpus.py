@@ -135,6 +135,10 @@ class Corpus:
     free_text: dict[str, list[str]] = field(default_factory=dict)
     # The shape of every identifier in records and arguments.
     shapes: set[str] = field(default_factory=set)
+    # Arguments that hold the names of things, by tool; empty where most writes have codes.
+    named: dict[str, list[str]] = field(default_factory=dict)
+    # Write tools that are often used on things that the user does not speak of.
+    incidental: list[str] = field(default_factory=list)
     # The first and the last date in any system prompt.
     days: list[date] = field(default_factory=list)
     # Lists of records by (tool, key).
@@ -153,6 +157,7 @@ def read_corpus(transcripts: Sequence[Transcript], exemplary: Collection[str]) -
     pools, pools_of = _pools(transcripts, policy)
     records = _records([t for t in transcripts if t.trajectory_id in exemplary], writes)
     days = sorted({day for system in systems for day in days_of(system)})
+    named = _named(calls, writes)
     return Corpus(
         transcripts=list(transcripts),
         tools=tools,
@@ -163,6 +168,8 @@ def read_corpus(transcripts: Sequence[Transcript], exemplary: Collection[str]) -
         prefixes=_prefixes(calls),
         free_text=_free_text(calls),
         shapes=_shapes(calls),
+        named=named,
+        incidental=_incidental([t for t in transcripts if t.trajectory_id in exemplary], writes, named),
         days=[*days[:1], *days[-1:]],
         siblings=_siblings(records),
         policy=policy,
@@ -227,6 +234,38 @@ def _records(transcripts: Sequence[Transcript], writes: set[str]) -> dict[str, l
                 record = Record(call.name, call.arguments, result.text, result.value, write_tools, policy)
                 records[call.name].append(record)
     return dict(records)
+
+
+def _named(calls: list[Call], writes: set[str]) -> dict[str, list[str]]:
+    """Return by tool the arguments whose values are mostly texts that answers show and that are no codes."""
+    written = [call for call in calls if call.name in writes and call.arguments]
+    if 2 * sum(any(is_identifier(value) for _, value in leaves(call.arguments, ())) for call in written) >= len(
+        written
+    ):
+        return {}
+    shown = {v for call in calls if call.result for _, v in leaves(call.result.value, ()) if isinstance(v, str)}
+    values_of: dict[tuple[str, str], list[object]] = defaultdict(list)
+    for call in calls:
+        for name, value in (call.arguments or {}).items():
+            values_of[call.name, name].append(value)
+    named: dict[str, list[str]] = defaultdict(list)
+    for (tool, name), values in sorted(values_of.items(), key=lambda item: item[0]):
+        names = [v for v in values if isinstance(v, str) and v in shown and not is_identifier(v) and not DATE.search(v)]
+        if len(set(names)) >= 5 and len(names) >= 0.8 * len(values):
+            named[tool].append(name)
+    return dict(named)
+
+
+def _incidental(transcripts: Sequence[Transcript], writes: set[str], named: dict[str, list[str]]) -> list[str]:
+    """Return the write tools of which a tenth of the calls or more name nothing that the user speaks of."""
+    counts: dict[str, Counter[bool]] = defaultdict(Counter)
+    for transcript in transcripts:
+        user_words = " ".join(message.text for message in transcript.user)
+        for call in transcript.calls:
+            if call.succeeded and call.name in writes and call.name in named:
+                values = [str((call.arguments or {}).get(name)) for name in named[call.name]]
+                counts[call.name][any(has_word(user_words, value) for value in values)] += 1
+    return sorted(tool for tool, count in counts.items() if count[False] >= 0.1 * count.total())
 
 
 def _shapes(calls: list[Call]) -> set[str]:
@@ -300,7 +339,7 @@ def _united(values: dict[Path, set[str]]) -> tuple[list[list[str]], dict[Path, l
 
 
 def by_head(names: Collection[str]) -> list[set[str]]:
-    """Return names in groups of one last word ("the red box", "a tin box"), and the rest, if most names recur so.
+    """Return names in groups of one last word ("the red box", "a tin box"), and the rest, if a quarter recur so.
 
     In such a pool the last word says what a thing is, and a box in place of a key would make no sense.
     """
@@ -308,7 +347,7 @@ def by_head(names: Collection[str]) -> list[set[str]]:
     for name in sorted(names):
         groups[name.split()[-1].lower()].add(name)
     kinds = [group for group in groups.values() if len(group) >= 3]
-    if 2 * sum(map(len, kinds)) < len(names):
+    if 4 * sum(map(len, kinds)) < len(names):
         return [set(names)]
     return [*kinds, {name for group in groups.values() if len(group) < 3 for name in group}]
 

@@ -8,9 +8,9 @@ at all.
 import json
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 
-from agents.synthesizer.corpus import DATE, IDENTIFIER, Corpus, is_identifier
+from agents.synthesizer.corpus import DATE, IDENTIFIER, Corpus, has_word, is_identifier
 from agents.synthesizer.runtime import likeness, question_words
 from agents.transcript import Call, Transcript
 
@@ -19,19 +19,26 @@ _MALFORMED = re.compile(r"\b(needs|missing|required|argument|parameter|unexpecte
 
 
 def error_patterns(corpus: Corpus) -> dict[str, object]:
-    """Return patterns for an unknown identifier (per tool, and a default), an unknown tool, bad JSON, bad arguments."""
-    failed = [call for t in corpus.transcripts for call in t.calls if call.result is not None and call.result.error]
+    """Return patterns for an unknown thing (per tool, and a default), an unknown tool, bad JSON, bad arguments.
+
+    An error is about an unknown thing if it says so and names a code, or if the call names what nothing had shown.
+    """
+    failed: list[Call] = []
     by_tool: dict[str, Counter[str]] = defaultdict(Counter)
     defaults: Counter[str] = Counter()
     malformed: Counter[str] = Counter()
-    for call in failed:
-        text = call.result.text if call.result else ""
-        pattern, marks = _with_placeholders(text, call.arguments or {}, by_name=True)
-        if marks and _UNKNOWN.search(text):
-            by_tool[call.name][pattern] += 1
-            defaults[_with_placeholders(text, call.arguments or {}, by_name=False)[0]] += 1
-        elif _MALFORMED.search(text) and not marks:
-            malformed[text.replace(call.name, "{tool}")] += 1
+    for transcript in corpus.transcripts:
+        for call in transcript.calls:
+            if call.result is None or not call.result.error:
+                continue
+            failed.append(call)
+            text, arguments, named = call.result.text, call.arguments or {}, corpus.named.get(call.name, ())
+            pattern, marks = _with_placeholders(text, arguments, named, by_name=True)
+            if (marks and _UNKNOWN.search(text)) or _names_unseen(call, transcript, named):
+                by_tool[call.name][pattern] += 1
+                defaults[_with_placeholders(text, arguments, named, by_name=False)[0]] += 1
+            elif _MALFORMED.search(text) and not marks:
+                malformed[text.replace(call.name, "{tool}")] += 1
     wrap = _error_format(failed)
     return {
         "unknown": {tool: counts.most_common(1)[0][0] for tool, counts in sorted(by_tool.items())},
@@ -42,13 +49,22 @@ def error_patterns(corpus: Corpus) -> dict[str, object]:
     }
 
 
+def _names_unseen(call: Call, transcript: Transcript, named: Collection[str]) -> bool:
+    seen = [message.text for message in transcript.user_before(call.index)]
+    seen += [observation.text for observation in transcript.observations_before(call.index)]
+    values = [str(value) for name, value in (call.arguments or {}).items() if name in named]
+    return any(not has_word("\n".join(seen), value) for value in values)
+
+
 def acknowledgements(corpus: Corpus) -> dict[str, str]:
     """Return the most frequent answer of every write tool, as a pattern."""
     patterns: dict[str, Counter[str]] = defaultdict(Counter)
     for transcript in corpus.transcripts:
         for call in transcript.calls:
             if call.name in corpus.writes and call.succeeded and call.result is not None:
-                patterns[call.name][_with_placeholders(call.result.text, call.arguments or {}, by_name=True)[0]] += 1
+                named = corpus.named.get(call.name, ())
+                pattern, _ = _with_placeholders(call.result.text, call.arguments or {}, named, by_name=True)
+                patterns[call.name][pattern] += 1
     return {tool: counts.most_common(1)[0][0] for tool, counts in sorted(patterns.items())}
 
 
@@ -61,7 +77,7 @@ def usual_answers(corpus: Corpus) -> dict[str, str]:
     for tool, calls in sorted(corpus.records.items()):
         patterns: Counter[str] = Counter()
         for call in calls:
-            patterns[_with_placeholders(call.text, call.arguments, by_name=True)[0]] += 1
+            patterns[_with_placeholders(call.text, call.arguments, corpus.named.get(tool, ()), by_name=True)[0]] += 1
         best, count = patterns.most_common(1)[0]
         dated = all(any(DATE.fullmatch(str(v)) for v in call.arguments.values()) for call in calls)
         if (dated and not DATE.search(best)) or count >= 0.9 * len(calls) >= 3:
@@ -100,12 +116,17 @@ def small_talk(transcripts: list[Transcript]) -> list[tuple[list[str], str]]:
     return talk[:20]
 
 
-def _with_placeholders(text: str, arguments: Mapping[str, object], *, by_name: bool) -> tuple[str, int]:
-    """Return the text with argument values replaced by ``{argument}`` (or ``{value}``), and how many were replaced."""
+def _with_placeholders(
+    text: str, arguments: Mapping[str, object], named: Collection[str], *, by_name: bool
+) -> tuple[str, int]:
+    """Return the text with argument values replaced by ``{argument}`` (or ``{value}``), and how many were replaced.
+
+    Values are codes, dates, and those of the arguments ``named``.
+    """
     marks = 0
     # Longest first, so that a value that contains another one is replaced as a whole.
     for name, value in sorted(arguments.items(), key=lambda item: -len(str(item[1]))):
-        if isinstance(value, str) and (is_identifier(value) or DATE.fullmatch(value)):
+        if isinstance(value, str) and value and (name in named or is_identifier(value) or DATE.fullmatch(value)):
             mark = "{" + (name if by_name else "value") + "}"
             pieces = re.split(rf"(?<!\w){re.escape(value)}(?!\w)", text)
             text = mark.join(pieces)

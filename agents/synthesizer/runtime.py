@@ -2,8 +2,10 @@
 
 Invariants: a seed fixes the template, the renaming of identifiers, names, amounts and dates, and the order of sibling
 records; the same seed and messages give the same answers and the same score. A known call gets the recorded answer, an
-unknown identifier the target's own not-found error; a write that the target would run is run, right or wrong. Reward is
-one of 0, 0.2, 0.5, 0.8 and 1; only 1 is a success. Invalid agent messages are answered, never raised.
+unknown identifier the target's own not-found error; a write that the target would run is run, right or wrong. Where
+things have names and no codes, a thing is unknown until an answer shows it, and writes on things that the user does not
+speak of (a box on the way) are neither needed nor wrong. Reward is one of 0, 0.2, 0.5, 0.8 and 1; only 1 is a success.
+Invalid agent messages are answered, never raised.
 
 Standard library only: this file is written verbatim into every environment, after its data. Not covered: tools that
 compute (their recorded answers are all they know), and users who say more than the recorded one.
@@ -67,26 +69,31 @@ class TemplateEnvironment:
         self.data = data
         self.tools: list[Tool] = data["tools"]
         self.schemas = {tool["function"]["name"]: tool["function"].get("parameters", {}) for tool in self.tools}
+        self.incidental = set(data["incidental"])
 
     def reset(self, seed: int) -> Task:
         """Begin the scenario of ``seed``; any integer is a valid seed."""
         self.scenario = Scenario(self.data, seed)
         self.answers: dict[str, list[Data]] = {}
         self.expected: Counter[str] = Counter()
-        writes = 0
-        for step in self.scenario.steps:
-            for call in step["calls"]:
-                key = self._key(call["tool"], call["args"])
-                self.answers.setdefault(key, []).append({**call, "after": writes})
-                if call["kind"] == "write":
-                    writes += 1
+        writes: list[Data] = []
+        for call in (call for step in self.scenario.steps for call in step["calls"]):
+            key = self._key(call["tool"], call["args"])
+            entries = self.answers.setdefault(key, [])
+            entries.append({**call, "after": len(writes), "needs": self._needs(entries, call, writes)})
+            if call["kind"] == "write":
+                writes.append(call)
+                if not self._on_the_way(call["tool"], call["args"]):
                     self.expected[key] += 1
+        self.recorded = "\n".join(str(entry["result"]) for entries in self.answers.values() for entry in entries)
         self.rests = self._rests()
         self.spare = {self._key(call["tool"], call["args"]) for call in self.scenario.extra}
         for call in self.scenario.extra:
-            self.answers.setdefault(self._key(call["tool"], call["args"]), []).append({**call, "after": 0})
+            self.answers.setdefault(self._key(call["tool"], call["args"]), []).append({**call, "after": 0, "needs": []})
         self.replies = [step for step in self.scenario.steps if "say" in step]
         self.written: Counter[str] = Counter()
+        self.made: Counter[str] = Counter()  # every write that was run, those on the way too
+        self.shown = ""
         self.tried: set[str] = set()
         self.verified: set[tuple[str, str]] = set()
         self.served: Counter[str] = Counter()
@@ -217,32 +224,77 @@ class TemplateEnvironment:
 
     def _run(self, tool: str, arguments: Data) -> str:
         key = self._key(tool, arguments)
-        entries = self.answers.get(key)
-        writes = sum(self.written.values())
+        entries = self.answers.get(key) if self._in_sight(tool, arguments) else None
         if entries:
-            index = min(self.served[key], len(entries) - 1)
-            while index and entries[index]["after"] > writes:
-                index -= 1
+            entry = entries[self._index(key, entries)]
             self.served[key] += 1
-            return self._made(key, str(entries[index]["result"]), entries[index]["kind"] == "write")
+            return self._made(tool, arguments, str(entry["result"]), entry["kind"])
         unknown = self._unknown(tool, arguments)
         if unknown is not None:
             self.tried.add(key)
             return unknown
         if tool in self.data["writes"]:
-            return self._made(key, _filled(self.data["acks"].get(tool, '{"ok":true}'), **arguments), True)
-        return self._made(key, self._by_analogy(tool, arguments), False)
+            return self._made(
+                tool, arguments, _filled(self.data["acks"].get(tool, '{"ok":true}'), **arguments), "write"
+            )
+        return self._made(tool, arguments, self._by_analogy(tool, arguments), "read")
 
-    def _made(self, key: str, result: str, write: bool) -> str:
-        if write:
+    def _index(self, key: str, entries: list[Data]) -> int:
+        """The recorded answer that is due: the next one, or one that what was written since has made possible."""
+        possible = [i for i, entry in enumerate(entries) if entry["needs"] and self._has_made(entry["needs"])]
+        index = max([min(self.served[key], len(entries) - 1), *possible])
+        writes = sum(self.made.values())
+        while index and not self._is_due(entries[index], writes):
+            index -= 1
+        return index
+
+    def _is_due(self, entry: Data, writes: int) -> bool:
+        return self._has_made(entry["needs"]) if entry["needs"] else entry["after"] <= writes
+
+    def _has_made(self, keys: list[str]) -> bool:
+        return all(self.made[key] for key in keys)
+
+    def _needs(self, earlier: list[Data], call: Data, writes: list[Data]) -> list[str]:
+        """The recorded writes that let a call succeed that had failed: those since on a value of its own."""
+        if call["kind"] == "error" or not earlier or earlier[-1]["kind"] != "error":
+            return []
+        values = set(map(str, call["args"].values()))
+        since = [write for write in writes[earlier[-1]["after"] :] if values & set(map(str, write["args"].values()))]
+        return [self._key(write["tool"], write["args"]) for write in since]
+
+    def _on_the_way(self, tool: str, arguments: Data) -> bool:
+        """Is it a write on things that the user does not speak of, by a tool that often has such?"""
+        opening = "\n".join(self.scenario.opening)
+        return tool in self.incidental and not any(mentions(opening, str(value)) for value in arguments.values())
+
+    def _in_sight(self, tool: str, arguments: Data) -> bool:
+        """Has every thing that is named been shown, or will no answer show it?"""
+        values = [str(arguments[name]) for name in self.data["named"].get(tool, []) if name in arguments]
+        opening = "\n".join(self.scenario.opening)
+        return all(
+            mentions(self.shown, value) or (mentions(opening, value) and not mentions(self.recorded, value))
+            for value in values
+        )
+
+    def _made(self, tool: str, arguments: Data, result: str, kind: str) -> str:
+        key = self._key(tool, arguments)
+        if kind == "write":
             self.verified |= {pair for pair in self.rests if pair[0] == key and pair[1] in self.tried}
-            self.written[key] += 1
+            self.made[key] += 1
+            if not self._on_the_way(tool, arguments):
+                self.written[key] += 1
+        if kind != "error":
+            self.shown += "\n" + result
         self.tried.add(key)
         return result
 
     def _unknown(self, tool: str, arguments: Data) -> str | None:
-        """The target's not-found error when an argument names something that this scenario does not hold."""
+        """The target's not-found error when an argument names something that this scenario does not hold or show."""
         read = tool not in self.data["writes"]
+        if not self._in_sight(tool, arguments):
+            pattern = self.data["errors"]["unknown"].get(tool, self.data["errors"]["unknown_default"])
+            value = next(str(arguments[name]) for name in self.data["named"][tool] if name in arguments)
+            return _filled(pattern, value=value[:20], tool=tool, **arguments)
         for name, value in arguments.items():
             if not isinstance(value, str) or name in self.data["free_text"].get(tool, []):
                 continue

@@ -42,8 +42,9 @@ ADJACENT = ("", "", " ", " ")
 BETWEEN = (": ", " is on ", " fits ", '", "on": "')
 # Copying digits comes in 300 steps; copying one of three hundred words from the beginning had not come in 400.
 FIRST_STAGES = (Stage({"copying": 1}, 300, target_loss=0.3), Stage({"copying": 1, "pairs": 3}, 450, target_loss=0.12))
-RECORDS = Stage({"pairs": 1, "homes": 2, "places": 2}, 600, target_loss=0.1)
-LAST_SHARES = {DEMONSTRATION: 14.0, "homes": 1.0, "places": 2.0, ROUTING: 2.0}
+RECORDS = Stage({"pairs": 1, "homes": 2, "places": 2, "keys": 2}, 600, target_loss=0.1)
+LAST_SHARES = {DEMONSTRATION: 15.0, "homes": 1.0, "places": 1.0, "keys": 2.0, ROUTING: 1.0}
+FLOOR, CARRIED = "the floor", "carried"
 
 
 class Demonstrations:
@@ -100,13 +101,15 @@ def renamed(text: str, mapping: dict[str, str]) -> str:
     return re.sub(rf'(?<![\w-])({pattern})(?![\w-]|\\?":)', lambda match: mapping[match[1]], text)
 
 
-def textworld(file: Path) -> World:
-    """Return the world of recorded demonstrations."""
-    demonstrations = Demonstrations(file)
+class Drills:
+    """The drills on the names and things of recorded demonstrations."""
 
-    def pairs(rng: random.Random) -> Drill:
+    def __init__(self, demonstrations: Demonstrations) -> None:
+        self.demonstrations = demonstrations
+
+    def pairs(self, rng: random.Random) -> Drill:
         """Things and numbers, then each thing's number, with varying words between them, as in the desk's drill."""
-        names = demonstrations.names(rng, rng.randint(3, 6))
+        names = self.demonstrations.names(rng, rng.randint(3, 6))
         values = {name: identifier("I", 3, rng) for name in names}
         between = rng.choice((*ADJACENT, *BETWEEN))
         letter = "I" if between else ""
@@ -115,9 +118,9 @@ def textworld(file: Path) -> World:
             drill += [(f"the {name}{between}{letter}", False), (values[name][1:], True), ("\n", False)]
         return drill
 
-    def homes(rng: random.Random) -> Drill:
+    def homes(self, rng: random.Random) -> Drill:
         """Things and their places, then each thing's place, with varying words between them."""
-        names = demonstrations.names(rng, 2 * rng.randint(3, 6))
+        names = self.demonstrations.names(rng, 2 * rng.randint(3, 6))
         between = rng.choice((" ", *BETWEEN))
         rows = list(zip(names[::2], names[1::2], strict=True))
         drill: Drill = [("; ".join(thing + between + place for thing, place in rows) + "\n", False)]
@@ -125,26 +128,42 @@ def textworld(file: Path) -> World:
             drill += [(f"the {thing}{between}", False), (place, True), ("\n", False)]
         return drill
 
-    def places(rng: random.Random) -> Drill:
-        """A room as ``look`` describes it, then where each of several things is, and those that are not in sight."""
-        names = demonstrations.names(rng, 10)
-        fixed, loose, absent = names[:3], names[3:8], names[8:]
-        where = {thing: rng.choice([*fixed, "the floor", "carried"]) for thing in loose}
-        room = {
-            "room": rng.choice(demonstrations.plain["r"]),
-            "things": [
-                {"name": name, "holds": [thing for thing, place in where.items() if place == name]} for name in fixed
-            ],
-            "floor": [thing for thing, place in where.items() if place == "the floor"],
-            "carried": [thing for thing, place in where.items() if place == "carried"],
-            "exits": [],
-        }
-        drill: Drill = [(json.dumps(room) + "\n", False)]
-        for thing in rng.sample([*loose, *absent], len(loose) + len(absent)):
-            drill += [(f"the {thing}: ", False), (where.get(thing, "not in sight"), True), ("\n", False)]
+    def places(self, rng: random.Random) -> Drill:
+        """A room as ``look`` describes it, then where each of several things is."""
+        names = self.demonstrations.names(rng, 8)
+        fixed, loose = names[:3], names[3:]
+        where = {thing: rng.choice([*fixed, FLOOR, CARRIED]) for thing in loose}
+        drill: Drill = [(json.dumps(self._room(rng, fixed, where)) + "\n", False)]
+        for thing in rng.sample(loose, len(loose)):
+            drill += [(f"the {thing}: ", False), (where[thing], True), ("\n", False)]
         return drill
 
-    def routing(rng: random.Random) -> Drill:
+    def keys(self, rng: random.Random) -> Drill:
+        """A room with locks and keys, then the call that unlocks each with the key of its style."""
+        styles = ["", *rng.sample(self.demonstrations.styles, 2)]
+        locks = [f"{style} {rng.choice(sorted(self.demonstrations.heads['c']))}".strip() for style in styles]
+        keys = [f"{style} {rng.choice(sorted(self.demonstrations.heads['k']))}".strip() for style in styles]
+        other_names = self.demonstrations.names(rng, 3)
+        where = {name: rng.choice([other_names[0], FLOOR, CARRIED]) for name in [*keys, *other_names[1:]]}
+        drill: Drill = [(json.dumps(self._room(rng, [*locks, other_names[0]], where)), False)]
+        for lock, key in rng.sample(list(zip(locks, keys, strict=True)), 3):
+            drill.append((f'\n{{"name": "unlock", "arguments": {{"thing": "{lock}", "key": "', False))
+            drill.append((f'{key}"}}}}', True))
+        return drill
+
+    def _room(self, rng: random.Random, fixed: list[str], where: dict[str, str]) -> dict[str, Any]:
+        def at(place: str) -> list[str]:
+            return [thing for thing in where if where[thing] == place]
+
+        return {
+            "room": rng.choice(self.demonstrations.plain["r"]),
+            "things": [{"name": name, "holds": at(name)} for name in fixed],
+            "floor": at(FLOOR),
+            "carried": at(CARRIED),
+            "exits": [],
+        }
+
+    def routing(self, rng: random.Random) -> Drill:
         """A routing prompt over some skills, then several tasks with the right label for each.
 
         Whether a task with one goal needs a recovery is not in its text; those that do not are left out.
@@ -163,7 +182,7 @@ def textworld(file: Path) -> World:
         labels = {name: option.label for name, option in zip(names, options, strict=False)}
         drill: Drill = []
         while len(drill) < 20:
-            row = rng.choice(demonstrations.rows)
+            row = rng.choice(self.demonstrations.rows)
             skill_name = next((name for name in PLANTED if name in row["needs"]), None)
             if skill_name is None:
                 continue
@@ -176,10 +195,22 @@ def textworld(file: Path) -> World:
             drill += [(prompt if not drill else "\n" + prompt[prompt.rindex("Task: ") :], False), (label, True)]
         return drill
 
+
+def textworld(file: Path) -> World:
+    """Return the world of recorded demonstrations."""
+    demonstrations = Demonstrations(file)
+    drills = Drills(demonstrations)
     return World(
         planted=PLANTED,
         demonstration=demonstrations.draw,
-        drills={"copying": copying, "pairs": pairs, "homes": homes, "places": places, ROUTING: routing},
+        drills={
+            "copying": copying,
+            "pairs": drills.pairs,
+            "homes": drills.homes,
+            "places": drills.places,
+            "keys": drills.keys,
+            ROUTING: drills.routing,
+        },
         whole_words=tuple(demonstrations.words),
         first_stages=FIRST_STAGES,
         records=RECORDS,

@@ -46,6 +46,8 @@ def environment(*templates: dict[str, Any], **changes: Any) -> TemplateEnvironme
         "tools": TOOLS,
         "writes": ["book_visit", "cancel_order"],
         "free_text": {},
+        "named": {},
+        "incidental": [],
         "prefixes": {"get_order": {"order_id": ["W"]}, "cancel_order": {"order_id": ["W"]}},
         "errors": {
             "unknown": {},
