@@ -1,6 +1,7 @@
 """The demo over several seeds: its gain, its duration, and how far its statements of the time left were from the truth.
 
-    python -m benchmarks.demo [--seeds 5] [--engine embedded] [--foreign-load 0] [--set KEY=VALUE] [--into DIR] [--json]
+    python -m benchmarks.demo [--target desk] [--seeds 5] [--engine embedded] [--foreign-load 0] [--set KEY=VALUE]
+                              [--into DIR] [--json]
 
 Runs ``traced demo --yes --json`` once per seed, each in a new data directory and one after the other; the seed is that
 of every random choice, the training's included. ``--foreign-load N`` keeps N other processes busy meanwhile. The
@@ -10,7 +11,9 @@ output of each run is kept in DIR.
 range of stated over actual, and the share of lines that said "unknown".
 
 Aims, for each seed: at least two adapters pass, a gain of at least 15 points with an interval above 0; the median
-duration is at most 10 minutes (vLLM on a CPU: an hour; none under foreign load). Exit code 1 when one is missed.
+duration is at most 10 minutes (vLLM on a CPU: an hour; textworld:quest: 20 minutes; none under foreign load). Over all
+seeds: precision and recall of the capabilities that were retained, against those planted in the bundled model, at least
+0.9. Exit code 1 when one is missed.
 """
 
 import argparse
@@ -28,8 +31,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-AIMS: dict[str, float] = {"adapters": 2, "gain": 0.15, "ci_low_above": 0.0}
+from store.database import open_store, read_session
+from store.repositories.capabilities import list_findings
+from store.repositories.cycles import list_cycles
+from traced.inference.model_files import BUNDLED_MODELS
+from traced.targets.bundled import BUNDLED as TARGETS
+
+AIMS: dict[str, float] = {"adapters": 2, "gain": 0.15, "ci_low_above": 0.0, "precision": 0.9, "recall": 0.9}
+DESK = "desk"
 MINUTES = {"embedded": 10.0, "vllm": 60.0}
+OTHER_TARGET_MINUTES = 20.0
 BUSY = "while True:\n    pass"
 STATEMENT = re.compile(r"\[about (?:(\d+) min )?(\d+) s left\]")
 UNKNOWN = "[time left unknown]"
@@ -45,6 +56,7 @@ class Run:
     seconds: float
     figures: dict[str, Any]
     left: "TimeLeft"
+    retained: list[str] = field(default_factory=list)  # capabilities that the analysis retained
 
 
 @dataclass
@@ -78,11 +90,11 @@ def foreign_load(processes: int) -> Iterator[None]:
             process.wait()
 
 
-def run_demo(seed: int, engine: str, settings: Sequence[str], folder: Path) -> Run:
+def run_demo(seed: int, target: str, engine: str, settings: Sequence[str], folder: Path) -> Run:
     """Run one demo in ``folder``; its output is kept there as ``demo.json`` and ``progress.log``."""
     folder.mkdir(parents=True)
     command = [sys.executable, "-m", "traced", "demo", "--yes", "--json", "--seed", str(seed), "--engine", engine]
-    command += ["--data-dir", str(folder / "data"), *(f"--set={setting}" for setting in settings)]
+    command += ["--target", target, "--data-dir", str(folder / "data"), *(f"--set={setting}" for setting in settings)]
     left, start = TimeLeft(), time.monotonic()
     with (folder / "progress.log").open("w") as log, (folder / "demo.json").open("w+") as answer:
         environment = {**os.environ, "PYTHONUNBUFFERED": "1", "COLUMNS": "300"}
@@ -99,7 +111,26 @@ def run_demo(seed: int, engine: str, settings: Sequence[str], folder: Path) -> R
             print(f"seed {seed} ended with code {code}: {folder / 'progress.log'}", file=sys.stderr)
         answer.seek(0)
         text = answer.read()
-    return Run(seed, code, seconds, json.loads(text) if code == 0 else {}, left)
+    return Run(seed, code, seconds, json.loads(text) if code == 0 else {}, left, _retained(folder / "data"))
+
+
+def _retained(data_dir: Path) -> list[str]:
+    """Return the names of the capabilities that the analysis of the only cycle retained."""
+    if not (data_dir / "traced.db").exists():
+        return []
+    store = open_store(f"sqlite:///{data_dir / 'traced.db'}")
+    try:
+        with read_session(store) as session:
+            (cycle,) = list_cycles(session)
+            return [finding.capability for finding in list_findings(session, cycle.id, retained=True)]
+    finally:
+        store.dispose()
+
+
+def planted(target: str) -> list[str]:
+    """Return the capabilities that the bundled model of a target was made to lack."""
+    folder = BUNDLED_MODELS[TARGETS[target].model or ""]
+    return list(json.loads((folder / "pretraining.json").read_text())["planted"])
 
 
 def row(run: Run) -> dict[str, Any]:
@@ -110,6 +141,7 @@ def row(run: Run) -> dict[str, Any]:
     gain, interval = figures.get("gain"), figures.get("ci")
     return {
         "seed": run.seed,
+        "retained": run.retained,
         "code": run.code,
         "minutes": round(run.seconds / 60, 1),
         "base": figures.get("base"),
@@ -131,9 +163,15 @@ def row(run: Run) -> dict[str, Any]:
     }
 
 
-def summary(rows: Sequence[dict[str, Any]], engine: str, load: int) -> dict[str, Any]:
-    """Return mean and range over the seeds, and whether all aims are met."""
-    aims = {**AIMS} if load else {**AIMS, "minutes": MINUTES[engine]}
+def summary(
+    rows: Sequence[dict[str, Any]], engine: str, load: int, *, target: str = DESK, weaknesses: Sequence[str] = ()
+) -> dict[str, Any]:
+    """Return mean and range over the seeds, and whether all aims are met; ``weaknesses`` are the planted ones."""
+    aims = {**AIMS} if load else {**AIMS, "minutes": MINUTES[engine] if target == DESK else OTHER_TARGET_MINUTES}
+    hits = sum(len({*row["retained"]} & {*weaknesses}) for row in rows)
+    retained_count = sum(len(row["retained"]) for row in rows)
+    precision = hits / retained_count if retained_count else 0.0
+    recall = hits / (len(weaknesses) * len(rows)) if weaknesses else 0.0
     means = {
         key: {"mean": statistics.mean(values), "range": [min(values), max(values)]}
         for key in ("base", "routed", "gain", "minutes")
@@ -141,18 +179,25 @@ def summary(rows: Sequence[dict[str, Any]], engine: str, load: int) -> dict[str,
     }
     minutes = statistics.median(row["minutes"] for row in rows)
     return {
+        "target": target,
         "engine": engine,
         "foreign_load": load,
+        "planted": list(weaknesses),
+        "precision": precision,
+        "recall": recall,
         "seeds": list(rows),
         "means": means,
         "aims": aims,
-        "meets": all(row["meets"] for row in rows) and minutes <= aims.get("minutes", minutes),
+        "meets": all(row["meets"] for row in rows)
+        and min(precision, recall) >= AIMS["recall"]
+        and minutes <= aims.get("minutes", minutes),
     }
 
 
 def main() -> int:
     """Print the figures; exit code 1 if an aim is missed."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.demo", description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--target", choices=[name for name in TARGETS if TARGETS[name].model], default=DESK)
     parser.add_argument("--seeds", type=int, default=5, help="number of seeds, from 0")
     parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--engine", choices=sorted(MINUTES), default="embedded")
@@ -165,11 +210,12 @@ def main() -> int:
     rows = []
     with foreign_load(options.foreign_load):
         for seed in range(options.first_seed, options.first_seed + options.seeds):
-            run = run_demo(seed, options.engine, options.settings, folder / f"seed-{seed}")
+            run = run_demo(seed, options.target, options.engine, options.settings, folder / f"seed-{seed}")
             rows.append(row(run))
             if not options.json:
                 print(json.dumps(rows[-1]), flush=True)
-    figures = summary(rows, options.engine, options.foreign_load)
+    weaknesses = planted(options.target)
+    figures = summary(rows, options.engine, options.foreign_load, target=options.target, weaknesses=weaknesses)
     if not options.json:
         print(f"runs in {folder}; {'meets' if figures['meets'] else 'DOES NOT MEET'}")
     print(json.dumps(figures))

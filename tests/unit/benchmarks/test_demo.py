@@ -1,5 +1,6 @@
 """The demo's benchmark: what it reads from a run's lines, and when it says that the aims are met."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -15,8 +16,15 @@ GOOD = {
 }
 
 
-def run(figures: dict[str, Any], seconds: float = 590.0) -> Run:
-    return Run(0, 0, seconds, figures, TimeLeft())
+PLANTED = ["a", "b"]
+
+
+def run(figures: dict[str, Any], seconds: float = 590.0, retained: Sequence[str] = PLANTED) -> Run:
+    return Run(0, 0, seconds, figures, TimeLeft(), list(retained))
+
+
+def summarise(rows: list[dict[str, Any]], load: int = 0, target: str = "desk") -> dict[str, Any]:
+    return summary(rows, "embedded", load, target=target, weaknesses=PLANTED)
 
 
 def test_time_left_is_compared_with_what_the_run_took() -> None:
@@ -46,17 +54,29 @@ def test_a_run_below_an_aim_does_not_meet(change: dict[str, Any]) -> None:
     assert row(run(GOOD))["meets"]
     bad = row(run({**GOOD, **change}))
     assert not bad["meets"]
-    assert not summary([row(run(GOOD)), bad], "embedded", 0)["meets"]
+    assert not summarise([row(run(GOOD)), bad])["meets"]
 
 
 def test_a_failed_run_does_not_meet() -> None:
-    figures = summary([row(Run(1, 1, 30.0, {}, TimeLeft()))], "embedded", 0)
+    figures = summarise([row(Run(1, 1, 30.0, {}, TimeLeft()))])
     assert not figures["meets"]
     assert "gain" not in figures["means"]
 
 
 def test_the_duration_is_an_aim_without_foreign_load_only() -> None:
     slow = row(run(GOOD, 601.0 + 60))
-    assert not summary([slow], "embedded", 0)["meets"]
-    assert summary([slow], "embedded", 16)["meets"]
-    assert summary([slow], "vllm", 0)["meets"]
+    assert not summarise([slow])["meets"]
+    assert summarise([slow], 16)["meets"]
+    assert summary([slow], "vllm", 0, weaknesses=PLANTED)["meets"]
+
+
+def test_what_is_retained_is_held_against_what_was_planted() -> None:
+    figures = summarise([row(run(GOOD)), row(run(GOOD, retained=["a", "c"]))])
+    assert (figures["precision"], figures["recall"], figures["meets"]) == (0.75, 0.75, False)
+    assert summarise([row(run(GOOD))])["meets"]
+
+
+def test_a_world_that_is_slower_has_more_time() -> None:
+    slow = [row(run(GOOD, 1100.0))]
+    assert not summarise(slow)["meets"]
+    assert summarise(slow, target="textworld:quest")["meets"]
