@@ -245,6 +245,7 @@ class SlowUsers:
     inner: EpisodeSource
     users_s: float
     name: str = "slow desk"
+    concurrency: int | None = None
     episodes: int = 0
 
     def episode(self, trial: int = 0) -> Episode:

@@ -97,6 +97,11 @@ class SandboxSource:
                 self._sandbox = await self._start_sandbox()
             return self._sandbox
 
+    @property
+    def concurrency(self) -> int | None:
+        """Return None: any number of its episodes may be open at once."""
+        return None
+
     def episode(self, trial: int = 0) -> "SandboxEpisode":
         """Return a new episode, not yet reset."""
         return SandboxEpisode(self, f"e{next(self._ids)}", trial)

@@ -47,6 +47,11 @@ class EpisodeSource(Protocol):
         """The name of the source, stored as ``Trajectory.source``: "desk", "env:<hash>"."""
         ...
 
+    @property
+    def concurrency(self) -> int | None:
+        """How many of its episodes may be open at once; None for any number."""
+        ...
+
     def episode(self, trial: int = 0) -> Episode:
         """Return a new episode, not yet reset; cheap, and many may be open at once.
 

@@ -23,8 +23,11 @@ T = TypeVar("T")
 class LocalSource:
     """An ``EpisodeSource`` that runs environments, created by ``factory``, in this process."""
 
-    def __init__(self, name: str, factory: Callable[[], Environment], *, threads: int = THREADS) -> None:
+    def __init__(
+        self, name: str, factory: Callable[[], Environment], *, threads: int = THREADS, concurrency: int | None = None
+    ) -> None:
         self._name = name
+        self._concurrency = concurrency
         self._factory = factory
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix=f"episodes-{name}")
 
@@ -32,6 +35,11 @@ class LocalSource:
     def name(self) -> str:
         """Return the source's name in trajectories."""
         return self._name
+
+    @property
+    def concurrency(self) -> int | None:
+        """Return how many episodes may be open at once, None for any number."""
+        return self._concurrency
 
     def episode(self, trial: int = 0) -> Episode:
         """Return a fresh environment, not yet reset."""

@@ -1,4 +1,4 @@
-"""The command ``traced demo``: one full cycle on the target with the base model, from the first episode to the report.
+"""The command ``traced demo``: one full cycle on a target with its model, from the first episode to the report.
 
 Invariants: the same command resumes an unfinished cycle from its last checkpoint. No approval is silent: ``--yes``
 prints each approval; on a terminal the person is asked and sees the gate's figures; without a terminal, or with

@@ -197,13 +197,17 @@ class ProcessSource:
         self._main: MainProcess | None = None
         self._restart: asyncio.Task[None] | None = None
         self.restarts = 0
-        concurrency = expected.concurrency if expected is not None else None
-        self.slots = asyncio.Semaphore(concurrency or sys.maxsize)
+        self.slots = asyncio.Semaphore(self.concurrency or sys.maxsize)
 
     @property
     def name(self) -> str:
         """Return the source's name in trajectories."""
         return self._name
+
+    @property
+    def concurrency(self) -> int | None:
+        """Return how many of its episodes may be open at once, as the target says; None for any number."""
+        return self._expected.concurrency if self._expected is not None else None
 
     @property
     def description(self) -> dict[str, Any]:

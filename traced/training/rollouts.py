@@ -22,6 +22,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from enum import StrEnum
+from itertools import pairwise
 from typing import Any, Protocol, TypeVar
 
 from sandbox.contract import Message, Tool
@@ -170,25 +171,42 @@ class Sampler:
             for g, seed in enumerate(group_seeds)
             for k in range(rollouts)
         ]
-        self.engine.begin(episode.conversation for episode in episodes)
+        # A source with few slots plays them in so many rows, one after the other.
+        slots = min(self.source.concurrency or len(episodes), len(episodes))
+        rows = [episodes[first::slots] for first in range(slots)]
+        for row in rows:
+            for episode, successor in pairwise(row):
+                episode.successor = successor.conversation
+        self.engine.begin(row[0].conversation for row in rows)
         try:
             async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(episode.play()) for episode in episodes]
+                for row in rows:
+                    group.create_task(_play_row(row))
         except BaseExceptionGroup as errors:
             # The first error has cancelled the other episodes.
             raise errors.exceptions[0] from errors
         retried = [episode.failures[0].detail for episode in episodes if episode.failures]
         seconds, busy_share = time.perf_counter() - started, self.engine.load.take_busy_share()
-        return IterationRollouts([task.result() for task in tasks], retried, seconds, busy_share)
+        return IterationRollouts([episode.rollout for episode in episodes], retried, seconds, busy_share)
+
+
+async def _play_row(episodes: "Sequence[_EpisodePlayer]") -> None:
+    for episode in episodes:
+        await episode.play()
 
 
 @dataclass
 class _EpisodePlayer:
-    """Plays one episode, and a second time if the infrastructure fails."""
+    """Plays one episode, and a second time if the infrastructure fails.
+
+    ``successor`` is the conversation that begins when this one ends: the engine's rounds wait for it from then on, so
+    that their batches do not depend on time.
+    """
 
     sampler: Sampler
     rollout: Rollout
     sampling_seed: int
+    successor: str = ""
     failures: list[Infrastructure] = field(default_factory=list)
 
     @property
@@ -196,15 +214,21 @@ class _EpisodePlayer:
         # Sorts like the episodes, and differs between iterations.
         return f"{self.sampling_seed:010}-{self.rollout.group:06}-{self.rollout.number:06}"
 
-    async def play(self) -> Rollout:
+    async def play(self) -> None:
         try:
             # Only twice: an environment that fails twice on a seed would fail again, and the group is dropped.
             if not await self._attempt():
                 self.rollout = self.rollout.fresh_copy()
                 await self._attempt()
         finally:
-            self.sampler.engine.end(self.conversation)
-        return self.rollout
+            self._end()
+
+    def _end(self) -> None:
+        """Declare the end of the conversation to the engine."""
+        if self.successor:
+            self.sampler.engine.begin([self.successor])
+            self.successor = ""
+        self.sampler.engine.end(self.conversation)
 
     async def _attempt(self) -> bool:
         """Play the episode to its end and score it; returns False if the infrastructure failed."""
@@ -214,7 +238,7 @@ class _EpisodePlayer:
                 await self._open()
             while not self._is_over():
                 await self._turn()
-            self.sampler.engine.end(self.conversation)
+            self._end()
             with attribute(Fault.SANDBOX, f"seed {rollout.seed}, the score"):
                 await self._score()
         except Infrastructure as failure:

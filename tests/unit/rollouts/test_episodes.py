@@ -203,6 +203,7 @@ async def test_leaving_early_closes_every_open_episode() -> None:
 
     class Source:
         name = "waiting"
+        concurrency = None
 
         def episode(self, trial: int = 0) -> Waiting:
             return Waiting()
@@ -245,6 +246,7 @@ async def test_a_stop_that_comes_as_a_call_returns_is_not_lost(moment: str) -> N
 
     class Source:
         name = "stopping"
+        concurrency = None
 
         def episode(self, trial: int = 0) -> Stopping:
             return Stopping()

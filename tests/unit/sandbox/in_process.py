@@ -45,6 +45,11 @@ class Source:
         self.names: dict[str, Any] = {}
         exec(compile(source_code, "environment.py", "exec"), self.names)
 
+    @property
+    def concurrency(self) -> int | None:
+        """Return None: no limit."""
+        return None
+
     def episode(self, trial: int = 0) -> Episode:
         return Episode(self.names["Environment"]())
 

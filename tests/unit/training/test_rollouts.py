@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from anyio.from_thread import start_blocking_portal
 
-from sandbox.contract import Message
+from sandbox.contract import Message, Score, Task
 from sandbox.errors import AgentFault
 from tests.local_source import LocalSource
 from tests.unit.training.bandit import Bandit
@@ -89,10 +89,14 @@ class FreeEngine:
 
 
 def in_sampler(
-    use: Callable[[Sampler], Any], engine: Any, limits: RolloutLimits = LIMITS, factory: Callable[[], Any] = Bandit
+    use: Callable[[Sampler], Any],
+    engine: Any,
+    limits: RolloutLimits = LIMITS,
+    factory: Callable[[], Any] = Bandit,
+    concurrency: int | None = None,
 ) -> Any:
     with start_blocking_portal() as portal:
-        source = LocalSource("bandit", factory)
+        source = LocalSource("bandit", factory, concurrency=concurrency)
         return use(Sampler(source, engine, TurnFormat(ChatFormat(TOK)), portal, limits))
 
 
@@ -119,6 +123,37 @@ def test_every_round_is_one_batch_in_a_fixed_order() -> None:
     assert [r.reward for r in repeated] == [r.reward for r in rollouts]
     seeds = [request.sampling.seed for batch in engine.batches for request in batch]
     assert len(set(seeds)) == 12
+
+
+@pytest.mark.parametrize("concurrency", [1, 4])
+def test_a_source_with_few_slots_is_played_in_turn_and_repeatably(concurrency: int) -> None:
+    open_episodes, most = 0, 0
+
+    class Counted(Bandit):
+        def reset(self, seed: int) -> Task:
+            nonlocal open_episodes, most
+            open_episodes += 1
+            most = max(most, open_episodes)
+            return super().reset(seed)
+
+        def score(self) -> Score:
+            nonlocal open_episodes
+            open_episodes -= 1
+            return super().score()
+
+    def sampled_in_turn() -> tuple[list[Rollout], Spelling]:
+        engine = Spelling()
+        rounds = InProcessEngine(engine, None, in_rounds=True)  # type: ignore[arg-type]
+        rollouts = in_sampler(play, rounds, LIMITS, Counted, concurrency).rollouts
+        rounds.close()
+        return rollouts, engine
+
+    rollouts, engine = sampled_in_turn()
+    assert most == concurrency
+    assert [(r.group, r.number, r.failure) for r in rollouts] == [(g, k, None) for g in range(2) for k in range(3)]
+    assert all(len(batch) <= concurrency for batch in engine.batches)
+    assert [r.reward for r in rollouts] == [r.reward for r in sampled()[0]]
+    assert sampled_in_turn()[1].batches == engine.batches
 
 
 def test_a_message_too_large_for_an_environment_ends_the_rollout_with_its_score() -> None:
