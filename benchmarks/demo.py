@@ -121,13 +121,13 @@ def _retained(data_dir: Path) -> list[str]:
     store = open_store(f"sqlite:///{data_dir / 'traced.db'}")
     try:
         with read_session(store) as session:
-            (cycle,) = list_cycles(session)
-            return [finding.capability for finding in list_findings(session, cycle.id, retained=True)]
+            findings = [finding for cycle in list_cycles(session) for finding in list_findings(session, cycle.id)]
+            return [finding.capability for finding in findings if finding.retained]
     finally:
         store.dispose()
 
 
-def planted(target: str) -> list[str]:
+def planted_in(target: str) -> list[str]:
     """Return the capabilities that the bundled model of a target was made to lack."""
     folder = BUNDLED_MODELS[TARGETS[target].model or ""]
     return list(json.loads((folder / "pretraining.json").read_text())["planted"])
@@ -214,7 +214,7 @@ def main() -> int:
             rows.append(row(run))
             if not options.json:
                 print(json.dumps(rows[-1]), flush=True)
-    weaknesses = planted(options.target)
+    weaknesses = planted_in(options.target)
     figures = summary(rows, options.engine, options.foreign_load, target=options.target, weaknesses=weaknesses)
     if not options.json:
         print(f"runs in {folder}; {'meets' if figures['meets'] else 'DOES NOT MEET'}")

@@ -202,7 +202,8 @@ def _is_served(request: Request, requests: Sequence[Request], view: View, corpus
             request, requests, view
         )
     if request.tool == "":
-        return any(_names_object(call, request) for call in corpus.writes(view))
+        writes = corpus.writes(view)
+        return any(call.index > request.index and _names_object(call, request) for call in writes)
     other_requests = [other for other in requests if other is not request]
     return any(_fulfils(call, request, other_requests) for call in corpus.writes(view))
 

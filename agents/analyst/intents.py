@@ -12,8 +12,9 @@ a write is a request, and an object that two requests share identifies neither.
 import math
 import re
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 
 from agents.analyst.language import REFUSAL, SENTENCE_END, identifiers, last_mention, pairs, related, stem, stems, words
 from agents.analyst.tools import ToolKind
@@ -33,8 +34,8 @@ _DECLINES = re.compile(r"\b(do not|don't|won't) (want|need|wish|like) (?!it\b|th
 _MAX_SPREAD, _MIN_PRECISION, _MIN_RECALL, _MIN_LIFT, _MIN_COUNT = 0.3, 0.4, 0.4, 3.0, 8
 # A word of a tool's name that leads to a call less often than this is ignored.
 _IDLE_RATE = 0.15
-# Of a parameter whose values are names: its distinct values, the share that users said, and a name's length.
-_MIN_NAMES, _MIN_SAID, _MAX_NAME, _MAX_NAME_WORDS = 10, 0.2, 40, 5
+# Of a parameter whose values are names: its distinct values, the share that users mention, and a name's length.
+_MIN_NAMES, _MIN_MENTIONED, _MAX_NAME = 10, 0.2, 40
 
 
 @dataclass(frozen=True)
@@ -71,8 +72,11 @@ class Intents:
         requests: list[Request] = []
         for clause in view.clauses:
             for request in self._requests_in(clause):
-                if not any(_is_same_request(request, earlier) for earlier in requests):
+                position = next((i for i, other in enumerate(requests) if _is_same_request(request, other)), None)
+                if position is None:
                     requests.append(request)
+                elif requests[position].tool == "":
+                    requests[position] = replace(request, index=requests[position].index)
         return _with_own_objects(requests) if self.names else requests
 
     def _requests_in(self, clause: Clause) -> Iterator[Request]:
@@ -81,7 +85,7 @@ class Intents:
             objects = frozenset(names_in(clause.text, self.names))
             if objects and not _QUESTION.search(clause.text) and not _DECLINES.search(clause.text):
                 yield Request(clause.index, tool or "", objects, cues, clause.stems)
-            return
+                return
         first = {stem(word) for word in words(clause.text)[:1]}
         asks = (_ASKS.search(clause.text) and not _DECLINES.search(clause.text)) or any(
             related(word_stem, cue) for word_stem in first for cue in cues
@@ -158,6 +162,8 @@ def object_names(views: Sequence[View], writes: Sequence[str]) -> frozenset[str]
             if call.name not in writes or not call.succeeded:
                 continue
             values = [(path, value) for path, value in leaves(call.arguments or {}) if isinstance(value, str)]
+            if not values:
+                continue
             has_code.append(any(identifiers(value) == {value} for _, value in values))
             for path, value in values:
                 if _may_be_name(value):
@@ -168,11 +174,11 @@ def object_names(views: Sequence[View], writes: Sequence[str]) -> frozenset[str]
     names = {
         value
         for parameter, values in values_of.items()
-        if len(values) >= _MIN_NAMES and mention_counts[parameter] >= _MIN_SAID * values.total()
+        if len(values) >= _MIN_NAMES and mention_counts[parameter] >= _MIN_MENTIONED * values.total()
         for value in values
     }
     # What nobody acted on is an object as well, and a request for it may be the one that was not served.
-    return frozenset(names.union(*(v for v in _observed(views).values() if len(v & names) >= _MIN_SAID * len(v))))
+    return frozenset(names.union(*(v for v in _observed(views).values() if len(v & names) >= _MIN_MENTIONED * len(v))))
 
 
 def _observed(views: Sequence[View]) -> dict[tuple[str, str], set[str]]:
@@ -188,25 +194,18 @@ def _observed(views: Sequence[View]) -> dict[tuple[str, str], set[str]]:
 
 
 def _may_be_name(value: str) -> bool:
-    return bool(value) and len(value) <= _MAX_NAME and not is_date(value)
+    return bool(value) and len(value) <= _MAX_NAME and not is_date(value) and identifiers(value) != {value}
 
 
-def names_in(text: str, names: Collection[str]) -> list[str]:
-    """Return the names that a text contains as whole words, without those inside of a longer name."""
-    tokens = re.findall(r"[^\W_]+(?:['-][^\W_]+)*", text.lower())
-    contained = []
-    start = 0
-    while start < len(tokens):
-        for size in range(_MAX_NAME_WORDS, 0, -1):
-            phrase = " ".join(tokens[start : start + size])
-            name = phrase if phrase in names else phrase.removesuffix("'s")
-            if name in names:
-                contained.append(name)
-                start += size
-                break
-        else:
-            start += 1
-    return contained
+def names_in(text: str, names: frozenset[str]) -> list[str]:
+    """Return the names (lower case) that a text contains as whole words, without those inside of a longer name."""
+    return [match.group().lower() for match in _any_of(names).finditer(text)]
+
+
+@lru_cache(maxsize=16)
+def _any_of(names: frozenset[str]) -> re.Pattern[str]:
+    alternatives = "|".join(re.escape(name) for name in sorted(names, key=lambda name: (-len(name), name)))
+    return re.compile(rf"(?<!\w)(?:{alternatives or '(?!)'})(?!\w)", re.IGNORECASE)
 
 
 def _with_own_objects(requests: list[Request]) -> list[Request]:

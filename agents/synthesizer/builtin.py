@@ -274,7 +274,7 @@ def _common(capability: Capability, corpus: Corpus) -> dict[str, object]:
         "tools": corpus.tools,
         "writes": sorted(corpus.writes),
         "free_text": corpus.free_text,
-        "named": corpus.named,
+        "name_arguments": corpus.name_arguments,
         "incidental": corpus.incidental,
         "prefixes": corpus.prefixes,
         "errors": response_templates.error_patterns(corpus),

@@ -136,7 +136,7 @@ class Corpus:
     # The shape of every identifier in records and arguments.
     shapes: set[str] = field(default_factory=set)
     # Arguments that hold the names of things, by tool; empty where most writes have codes.
-    named: dict[str, list[str]] = field(default_factory=dict)
+    name_arguments: dict[str, list[str]] = field(default_factory=dict)
     # Write tools that are often used on things that the user does not speak of.
     incidental: list[str] = field(default_factory=list)
     # The first and the last date in any system prompt.
@@ -154,10 +154,10 @@ def read_corpus(transcripts: Sequence[Transcript], exemplary: Collection[str]) -
     systems = sorted({t.system for t in transcripts})
     policy = "\n".join([*systems, json.dumps(tools, ensure_ascii=False)])
     calls = [call for t in transcripts for call in t.calls if call.succeeded and call.arguments is not None]
-    pools, pools_of = _pools(transcripts, policy)
     records = _records([t for t in transcripts if t.trajectory_id in exemplary], writes)
     days = sorted({day for system in systems for day in days_of(system)})
-    named = _named(calls, writes)
+    name_arguments = _name_arguments(calls, writes)
+    pools, pools_of = _pools(transcripts, policy, by_kind=bool(name_arguments))
     return Corpus(
         transcripts=list(transcripts),
         tools=tools,
@@ -168,8 +168,8 @@ def read_corpus(transcripts: Sequence[Transcript], exemplary: Collection[str]) -
         prefixes=_prefixes(calls),
         free_text=_free_text(calls),
         shapes=_shapes(calls),
-        named=named,
-        incidental=_incidental([t for t in transcripts if t.trajectory_id in exemplary], writes, named),
+        name_arguments=name_arguments,
+        incidental=_incidental([t for t in transcripts if t.trajectory_id in exemplary], writes, name_arguments),
         days=[*days[:1], *days[-1:]],
         siblings=_siblings(records),
         policy=policy,
@@ -236,36 +236,37 @@ def _records(transcripts: Sequence[Transcript], writes: set[str]) -> dict[str, l
     return dict(records)
 
 
-def _named(calls: list[Call], writes: set[str]) -> dict[str, list[str]]:
+def _name_arguments(calls: list[Call], writes: set[str]) -> dict[str, list[str]]:
     """Return by tool the arguments whose values are mostly texts that answers show and that are no codes."""
-    written = [call for call in calls if call.name in writes and call.arguments]
-    if 2 * sum(any(is_identifier(value) for _, value in leaves(call.arguments, ())) for call in written) >= len(
-        written
-    ):
+    texts = [[v for _, v in leaves(call.arguments, ()) if isinstance(v, str)] for call in calls if call.name in writes]
+    write_texts = [values for values in texts if values]
+    if 2 * sum(any(is_identifier(value) for value in values) for values in write_texts) >= len(write_texts):
         return {}
-    shown = {v for call in calls if call.result for _, v in leaves(call.result.value, ()) if isinstance(v, str)}
+    observed = {v for call in calls if call.result for _, v in leaves(call.result.value, ()) if isinstance(v, str)}
     values_of: dict[tuple[str, str], list[object]] = defaultdict(list)
     for call in calls:
         for name, value in (call.arguments or {}).items():
             values_of[call.name, name].append(value)
-    named: dict[str, list[str]] = defaultdict(list)
+    name_arguments: dict[str, list[str]] = defaultdict(list)
     for (tool, name), values in sorted(values_of.items(), key=lambda item: item[0]):
-        names = [v for v in values if isinstance(v, str) and v in shown and not is_identifier(v) and not DATE.search(v)]
+        names = [
+            v for v in values if isinstance(v, str) and v in observed and not is_identifier(v) and not DATE.search(v)
+        ]
         if len(set(names)) >= 5 and len(names) >= 0.8 * len(values):
-            named[tool].append(name)
-    return dict(named)
+            name_arguments[tool].append(name)
+    return dict(name_arguments)
 
 
-def _incidental(transcripts: Sequence[Transcript], writes: set[str], named: dict[str, list[str]]) -> list[str]:
+def _incidental(transcripts: Sequence[Transcript], writes: set[str], name_arguments: dict[str, list[str]]) -> list[str]:
     """Return the write tools of which a tenth of the calls or more name nothing that the user speaks of."""
     counts: dict[str, Counter[bool]] = defaultdict(Counter)
     for transcript in transcripts:
         user_words = " ".join(message.text for message in transcript.user)
         for call in transcript.calls:
-            if call.succeeded and call.name in writes and call.name in named:
-                values = [str((call.arguments or {}).get(name)) for name in named[call.name]]
+            if call.succeeded and call.name in writes and call.name in name_arguments:
+                values = [str((call.arguments or {}).get(name)) for name in name_arguments[call.name]]
                 counts[call.name][any(has_word(user_words, value) for value in values)] += 1
-    return sorted(tool for tool, count in counts.items() if count[False] >= 0.1 * count.total())
+    return sorted(tool for tool, count in counts.items() if count[False] >= max(3, 0.1 * count.total()))
 
 
 def _shapes(calls: list[Call]) -> set[str]:
@@ -283,7 +284,9 @@ def _siblings(records: dict[str, list[Record]]) -> dict[tuple[str, str], list[li
     return dict(lists)
 
 
-def _pools(transcripts: Sequence[Transcript], policy: str) -> tuple[list[list[str]], dict[Path, list[int]]]:
+def _pools(
+    transcripts: Sequence[Transcript], policy: str, *, by_kind: bool
+) -> tuple[list[list[str]], dict[Path, list[int]]]:
     values: dict[Path, set[str]] = defaultdict(set)
     mention_counts: dict[Path, Counter[bool]] = defaultdict(Counter)
     for transcript in transcripts:
@@ -309,13 +312,13 @@ def _pools(transcripts: Sequence[Transcript], policy: str) -> tuple[list[list[st
             free = {value for value in names if not set(value.lower().split()) <= policy_words}
             if len(free) >= max(3, 0.7 * len(names)):
                 renameable[path] = free
-    return _united(renameable)
+    return _united(renameable, by_kind=by_kind)
 
 
-def _united(values: dict[Path, set[str]]) -> tuple[list[list[str]], dict[Path, list[int]]]:
+def _united(values: dict[Path, set[str]], *, by_kind: bool) -> tuple[list[list[str]], dict[Path, list[int]]]:
     """Return the pools of values, and each path's pools; fields that share values share their pools.
 
-    Pools of fewer than three values are left out.
+    ``by_kind`` divides a pool by the last words of its names. Pools of fewer than three values are left out.
     """
     groups: list[tuple[set[Path], set[str]]] = []
     for path, names in values.items():
@@ -330,7 +333,7 @@ def _united(values: dict[Path, set[str]]) -> tuple[list[list[str]], dict[Path, l
     pools: list[list[str]] = []
     pools_of: dict[Path, list[int]] = defaultdict(list)
     for paths, union in groups:
-        for names in by_head(union):
+        for names in by_head(union) if by_kind else [union]:
             if len(names) >= 3:
                 for path in paths:
                     pools_of[path].append(len(pools))
@@ -347,9 +350,10 @@ def by_head(names: Collection[str]) -> list[set[str]]:
     for name in sorted(names):
         groups[name.split()[-1].lower()].add(name)
     kinds = [group for group in groups.values() if len(group) >= 3]
-    if 4 * sum(map(len, kinds)) < len(names):
+    rest = {name for group in groups.values() if len(group) < 3 for name in group}
+    if 4 * len(rest) > 3 * len(names) or len(rest) in (1, 2):  # so few could not be renamed
         return [set(names)]
-    return [*kinds, {name for group in groups.values() if len(group) < 3 for name in group}]
+    return [*kinds, rest] if rest else kinds
 
 
 def _prefixes(calls: list[Call]) -> dict[str, dict[str, list[str]]]:

@@ -29,7 +29,6 @@ class Renaming:
             value = _same_shape(old, rng, {*self.new.values(), *template["ids"]})
             self.new[old] = value
             self.rank[value] = rng.random()
-        self.names = {name for group in template["names"] for name in group["values"]}
         for group in template["names"]:
             self._rename_names(group, data["pools"][group["pool"]], rng)
         numbers: dict[str, str] = {}
@@ -61,8 +60,11 @@ class Renaming:
             return value if new is None else json.loads(new)
         if isinstance(value, list):
             return self._ordered([self.value(part) for part in value])
-        # A name may be the key of an argument too, which is part of the target's form.
-        return {key if key in self.names else self.text(key): self.value(part) for key, part in value.items()}
+        return {self.text(key): self.value(part) for key, part in value.items()}
+
+    def arguments(self, arguments: Data) -> Data:
+        """Rename within the arguments of a call, whose keys are those of the tool even where a thing is called so."""
+        return {key: self.value(value) for key, value in arguments.items()}
 
     def _replace(self, match: re.Match[str]) -> str:
         found = match.group()
@@ -147,4 +149,4 @@ def _concrete(call: Data, names: Renaming, grown: list[Data]) -> Data:
     value = names.value(result)
     if call["style"] != "text":
         value = json.dumps(value, separators=(",", ":") if call["style"] == "compact" else None, ensure_ascii=False)
-    return {"tool": call["tool"], "args": names.value(call["args"]), "result": value, "kind": call["kind"]}
+    return {"tool": call["tool"], "args": names.arguments(call["args"]), "result": value, "kind": call["kind"]}

@@ -32,11 +32,15 @@ def error_patterns(corpus: Corpus) -> dict[str, object]:
             if call.result is None or not call.result.error:
                 continue
             failed.append(call)
-            text, arguments, named = call.result.text, call.arguments or {}, corpus.named.get(call.name, ())
-            pattern, marks = _with_placeholders(text, arguments, named, by_name=True)
-            if (marks and _UNKNOWN.search(text)) or _names_unseen(call, transcript, named):
+            text, arguments, name_arguments = (
+                call.result.text,
+                call.arguments or {},
+                corpus.name_arguments.get(call.name, ()),
+            )
+            pattern, marks = _with_placeholders(text, arguments, name_arguments, by_name=True)
+            if (marks and _UNKNOWN.search(text)) or _names_unseen(call, transcript, name_arguments):
                 by_tool[call.name][pattern] += 1
-                defaults[_with_placeholders(text, arguments, named, by_name=False)[0]] += 1
+                defaults[_with_placeholders(text, arguments, name_arguments, by_name=False)[0]] += 1
             elif _MALFORMED.search(text) and not marks:
                 malformed[text.replace(call.name, "{tool}")] += 1
     wrap = _error_format(failed)
@@ -49,11 +53,11 @@ def error_patterns(corpus: Corpus) -> dict[str, object]:
     }
 
 
-def _names_unseen(call: Call, transcript: Transcript, named: Collection[str]) -> bool:
-    seen = [message.text for message in transcript.user_before(call.index)]
-    seen += [observation.text for observation in transcript.observations_before(call.index)]
-    values = [str(value) for name, value in (call.arguments or {}).items() if name in named]
-    return any(not has_word("\n".join(seen), value) for value in values)
+def _names_unseen(call: Call, transcript: Transcript, name_arguments: Collection[str]) -> bool:
+    earlier_texts = [message.text for message in transcript.user_before(call.index)]
+    earlier_texts += [observation.text for observation in transcript.observations_before(call.index)]
+    values = [str(value) for name, value in (call.arguments or {}).items() if name in name_arguments]
+    return any(not has_word("\n".join(earlier_texts), value) for value in values)
 
 
 def acknowledgements(corpus: Corpus) -> dict[str, str]:
@@ -62,8 +66,8 @@ def acknowledgements(corpus: Corpus) -> dict[str, str]:
     for transcript in corpus.transcripts:
         for call in transcript.calls:
             if call.name in corpus.writes and call.succeeded and call.result is not None:
-                named = corpus.named.get(call.name, ())
-                pattern, _ = _with_placeholders(call.result.text, call.arguments or {}, named, by_name=True)
+                name_arguments = corpus.name_arguments.get(call.name, ())
+                pattern, _ = _with_placeholders(call.result.text, call.arguments or {}, name_arguments, by_name=True)
                 patterns[call.name][pattern] += 1
     return {tool: counts.most_common(1)[0][0] for tool, counts in sorted(patterns.items())}
 
@@ -77,7 +81,9 @@ def usual_answers(corpus: Corpus) -> dict[str, str]:
     for tool, calls in sorted(corpus.records.items()):
         patterns: Counter[str] = Counter()
         for call in calls:
-            patterns[_with_placeholders(call.text, call.arguments, corpus.named.get(tool, ()), by_name=True)[0]] += 1
+            patterns[
+                _with_placeholders(call.text, call.arguments, corpus.name_arguments.get(tool, ()), by_name=True)[0]
+            ] += 1
         best, count = patterns.most_common(1)[0]
         dated = all(any(DATE.fullmatch(str(v)) for v in call.arguments.values()) for call in calls)
         if (dated and not DATE.search(best)) or count >= 0.9 * len(calls) >= 3:
@@ -117,16 +123,20 @@ def small_talk(transcripts: list[Transcript]) -> list[tuple[list[str], str]]:
 
 
 def _with_placeholders(
-    text: str, arguments: Mapping[str, object], named: Collection[str], *, by_name: bool
+    text: str, arguments: Mapping[str, object], name_arguments: Collection[str], *, by_name: bool
 ) -> tuple[str, int]:
     """Return the text with argument values replaced by ``{argument}`` (or ``{value}``), and how many were replaced.
 
-    Values are codes, dates, and those of the arguments ``named``.
+    Values are codes, dates, and those of the arguments ``name_arguments``.
     """
     marks = 0
     # Longest first, so that a value that contains another one is replaced as a whole.
     for name, value in sorted(arguments.items(), key=lambda item: -len(str(item[1]))):
-        if isinstance(value, str) and value and (name in named or is_identifier(value) or DATE.fullmatch(value)):
+        if (
+            isinstance(value, str)
+            and value
+            and (name in name_arguments or is_identifier(value) or DATE.fullmatch(value))
+        ):
             mark = "{" + (name if by_name else "value") + "}"
             pieces = re.split(rf"(?<!\w){re.escape(value)}(?!\w)", text)
             text = mark.join(pieces)

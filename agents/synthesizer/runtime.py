@@ -3,9 +3,9 @@
 Invariants: a seed fixes the template, the renaming of identifiers, names, amounts and dates, and the order of sibling
 records; the same seed and messages give the same answers and the same score. A known call gets the recorded answer, an
 unknown identifier the target's own not-found error; a write that the target would run is run, right or wrong. Where
-things have names and no codes, a thing is unknown until an answer shows it, and writes on things that the user does not
-speak of (a box on the way) are neither needed nor wrong. Reward is one of 0, 0.2, 0.5, 0.8 and 1; only 1 is a success.
-Invalid agent messages are answered, never raised.
+things have names and no codes, a thing that the recorded agent learned of by an answer is unknown until that answer,
+and writes that neither serve the user nor lead there (another box on the way) are not wrong. Reward is one of 0, 0.2,
+0.5, 0.8 and 1; only 1 is a success. Invalid agent messages are answered, never raised.
 
 Standard library only: this file is written verbatim into every environment, after its data. Not covered: tools that
 compute (their recorded answers are all they know), and users who say more than the recorded one.
@@ -75,17 +75,16 @@ class TemplateEnvironment:
         """Begin the scenario of ``seed``; any integer is a valid seed."""
         self.scenario = Scenario(self.data, seed)
         self.answers: dict[str, list[Data]] = {}
-        self.expected: Counter[str] = Counter()
+        self.user_words = "\n".join([*self.scenario.opening, *(step.get("reply", "") for step in self.scenario.steps)])
+        recorded = [call for step in self.scenario.steps for call in step["calls"]]
+        self.learned = self._learned_names(recorded)
         writes: list[Data] = []
-        for call in (call for step in self.scenario.steps for call in step["calls"]):
-            key = self._key(call["tool"], call["args"])
-            entries = self.answers.setdefault(key, [])
+        for call in recorded:
+            entries = self.answers.setdefault(self._key(call["tool"], call["args"]), [])
             entries.append({**call, "after": len(writes), "needs": self._needs(entries, call, writes)})
             if call["kind"] == "write":
                 writes.append(call)
-                if not self._on_the_way(call["tool"], call["args"]):
-                    self.expected[key] += 1
-        self.recorded = "\n".join(str(entry["result"]) for entries in self.answers.values() for entry in entries)
+        self.expected = self._expected(writes)
         self.rests = self._rests()
         self.spare = {self._key(call["tool"], call["args"]) for call in self.scenario.extra}
         for call in self.scenario.extra:
@@ -93,7 +92,7 @@ class TemplateEnvironment:
         self.replies = [step for step in self.scenario.steps if "say" in step]
         self.written: Counter[str] = Counter()
         self.made: Counter[str] = Counter()  # every write that was run, those on the way too
-        self.shown = ""
+        self.shown: dict[str, None] = {}  # answers so far, each once
         self.tried: set[str] = set()
         self.verified: set[tuple[str, str]] = set()
         self.served: Counter[str] = Counter()
@@ -212,19 +211,19 @@ class TemplateEnvironment:
     def _call(self, tool: str, raw: str) -> str:
         errors = self.data["errors"]
         if tool not in self.schemas:
-            return _filled(errors["tool"], tool=tool[:40])
+            return _filled(errors["tool"], {"tool": tool[:40]})
         try:
             arguments = json.loads(raw)
         except (ValueError, RecursionError):
-            return _filled(errors["json"], tool=tool)
+            return _filled(errors["json"], {"tool": tool})
         needed = ", ".join(self.schemas[tool].get("required", []))
         if not isinstance(arguments, dict) or not _fits(arguments, self.schemas[tool]):
-            return _filled(errors["arguments"], tool=tool, needed=needed)
+            return _filled(errors["arguments"], {"tool": tool, "needed": needed})
         return self._run(tool, arguments)
 
     def _run(self, tool: str, arguments: Data) -> str:
         key = self._key(tool, arguments)
-        entries = self.answers.get(key) if self._in_sight(tool, arguments) else None
+        entries = self.answers.get(key) if self._unseen(tool, arguments) is None else None
         if entries:
             entry = entries[self._index(key, entries)]
             self.served[key] += 1
@@ -234,9 +233,7 @@ class TemplateEnvironment:
             self.tried.add(key)
             return unknown
         if tool in self.data["writes"]:
-            return self._made(
-                tool, arguments, _filled(self.data["acks"].get(tool, '{"ok":true}'), **arguments), "write"
-            )
+            return self._made(tool, arguments, _filled(self.data["acks"].get(tool, '{"ok":true}'), arguments), "write")
         return self._made(tool, arguments, self._by_analogy(tool, arguments), "read")
 
     def _index(self, key: str, entries: list[Data]) -> int:
@@ -262,39 +259,70 @@ class TemplateEnvironment:
         since = [write for write in writes[earlier[-1]["after"] :] if values & set(map(str, write["args"].values()))]
         return [self._key(write["tool"], write["args"]) for write in since]
 
+    def _names(self, tool: str, arguments: Data) -> list[str]:
+        """The named things of a call."""
+        return [str(arguments[name]) for name in self.data["name_arguments"].get(tool, []) if name in arguments]
+
+    def _learned_names(self, recorded: list[Data]) -> dict[str, bool]:
+        """The names that the recorded agent used, and whether an answer had shown each before its first use."""
+        shown: list[str] = []
+        learned: dict[str, bool] = {}
+        for call in recorded:
+            for name in self._names(call["tool"], call["args"]):
+                learned.setdefault(name, any(mentions(text, name) for text in shown))
+            if call["kind"] != "error":
+                shown.append(str(call["result"]))
+        return learned
+
+    def _expected(self, writes: list[Data]) -> Counter[str]:
+        """The recorded writes that serve the user, and those on the way that lead to one of them."""
+        expected: Counter[str] = Counter()
+        needed: set[str] = set()
+        for call in reversed(writes):
+            names = self._names(call["tool"], call["args"])
+            leads = any(name in needed for name in names) or any(
+                self.learned.get(name) and mentions(str(call["result"]), name) for name in needed
+            )
+            if leads or not self._on_the_way(call["tool"], call["args"]):
+                needed |= set(names)
+                expected[self._key(call["tool"], call["args"])] += 1
+        return expected
+
     def _on_the_way(self, tool: str, arguments: Data) -> bool:
         """Is it a write on things that the user does not speak of, by a tool that often has such?"""
-        opening = "\n".join(self.scenario.opening)
-        return tool in self.incidental and not any(mentions(opening, str(value)) for value in arguments.values())
-
-    def _in_sight(self, tool: str, arguments: Data) -> bool:
-        """Has every thing that is named been shown, or will no answer show it?"""
-        values = [str(arguments[name]) for name in self.data["named"].get(tool, []) if name in arguments]
-        opening = "\n".join(self.scenario.opening)
-        return all(
-            mentions(self.shown, value) or (mentions(opening, value) and not mentions(self.recorded, value))
-            for value in values
+        return tool in self.incidental and not any(
+            mentions(self.user_words, name) for name in self._names(tool, arguments)
         )
+
+    def _unseen(self, tool: str, arguments: Data) -> str | None:
+        """The first named thing of a call that nobody has shown or spoken of."""
+        return next((name for name in self._names(tool, arguments) if not self._in_sight(name)), None)
+
+    def _in_sight(self, name: str) -> bool:
+        if any(mentions(text, name) for text in self.shown):
+            return True
+        is_learned = self.learned.get(name)
+        return mentions(self.user_words, name) if is_learned is None else not is_learned
 
     def _made(self, tool: str, arguments: Data, result: str, kind: str) -> str:
         key = self._key(tool, arguments)
         if kind == "write":
             self.verified |= {pair for pair in self.rests if pair[0] == key and pair[1] in self.tried}
             self.made[key] += 1
-            if not self._on_the_way(tool, arguments):
+            if key in self.expected or not self._on_the_way(tool, arguments):
                 self.written[key] += 1
         if kind != "error":
-            self.shown += "\n" + result
+            self.shown.setdefault(result)
         self.tried.add(key)
         return result
 
     def _unknown(self, tool: str, arguments: Data) -> str | None:
         """The target's not-found error when an argument names something that this scenario does not hold or show."""
         read = tool not in self.data["writes"]
-        if not self._in_sight(tool, arguments):
+        unseen = self._unseen(tool, arguments)
+        if unseen is not None:
             pattern = self.data["errors"]["unknown"].get(tool, self.data["errors"]["unknown_default"])
-            value = next(str(arguments[name]) for name in self.data["named"][tool] if name in arguments)
-            return _filled(pattern, value=value[:20], tool=tool, **arguments)
+            return _filled(pattern, {**arguments, "value": unseen[:40], "tool": tool})
         for name, value in arguments.items():
             if not isinstance(value, str) or name in self.data["free_text"].get(tool, []):
                 continue
@@ -302,7 +330,7 @@ class TemplateEnvironment:
             known = value in self.scenario.identifiers and (not prefixes or re.split(r"\d", value)[0] in prefixes)
             if (prefixes and (read or not known)) or (_IDENTIFIER.fullmatch(value) and not known):
                 pattern = self.data["errors"]["unknown"].get(tool, self.data["errors"]["unknown_default"])
-                return _filled(pattern, value=value[:20], tool=tool, **arguments)
+                return _filled(pattern, {**arguments, "value": value[:20], "tool": tool})
         return None
 
     def _by_analogy(self, tool: str, arguments: Data) -> str:
@@ -311,8 +339,8 @@ class TemplateEnvironment:
         if usual is None:
             pattern = self.data["errors"]["unknown"].get(tool, self.data["errors"]["unknown_default"])
             value = next((str(v) for v in arguments.values()), tool)
-            return _filled(pattern, value=value[:20], tool=tool, **arguments)
-        return _filled(usual, **arguments)
+            return _filled(pattern, {**arguments, "value": value[:20], "tool": tool})
+        return _filled(usual, arguments)
 
     def _user(self, text: str) -> list[Message]:
         step = self.replies[self.next_reply] if self.next_reply < len(self.replies) else None
@@ -370,6 +398,6 @@ def _fits_one(value: Any, schema: Data) -> bool:
     return "enum" not in schema or value in schema["enum"]
 
 
-def _filled(pattern: str, **values: Any) -> str:
+def _filled(pattern: str, values: Data) -> str:
     """Fill ``{name}`` marks; any other brace stays."""
     return re.sub(r"\{(\w+)\}", lambda m: str(values[m[1]]) if m[1] in values else m[0], pattern)

@@ -108,7 +108,7 @@ class Demonstrator:
 
     def _fetch(self, thing: str) -> None:
         """Carry a thing; open closed containers in order until it is in sight."""
-        if thing in self._view().carried:
+        if thing in self._view().inventory:
             return
         self._search(lambda view: thing in view.visible)
         self._call("take", {"thing": thing})
@@ -141,11 +141,11 @@ class Demonstrator:
         self.shut.add(thing)
         while True:
             view = self._view()
-            keys = [name for name in (*view.carried, *_lying(view)) if _is_key(name) and name not in tried]
+            keys = [name for name in (*view.inventory, *_lying(view)) if _is_key(name) and name not in tried]
             if keys:
                 key = min(keys, key=lambda name: not _same_style(name, thing))
                 tried.add(key)
-                if key not in view.carried:
+                if key not in view.inventory:
                     self._call("take", {"thing": key})
                 if "error" not in self._call(verb, {"thing": thing, "key": key}):
                     self.shut.discard(thing)

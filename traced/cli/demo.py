@@ -240,17 +240,11 @@ def demo(
             "--yes and --keep exclude each other", hint="use one of them: --yes approves, --keep leaves decisions open"
         )
     backend = engine.value if engine else None
-    if model is None and target in BUNDLED:
-        model = BUNDLED[target].model
-    settings = read_settings(
-        data_dir,
-        overrides,
-        target__name=target,
-        model__spec=model,
-        seed=seed,
-        engine__threads=threads,
-        engine__backend=backend,
-    )
+    options = {"target__name": target, "seed": seed, "engine__threads": threads, "engine__backend": backend}
+    settings = read_settings(data_dir, overrides, model__spec=model, **options)
+    bundled = BUNDLED.get(settings.target.name)
+    if bundled is not None and bundled.model and "spec" not in settings.model.model_fields_set:
+        settings = read_settings(data_dir, overrides, model__spec=bundled.model, **options)
     result = run_demo(DemoOptions(settings, progress, yes, compare, keep))
     if not as_json:
         console.print(summary_table(result.figures))

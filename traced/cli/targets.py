@@ -311,7 +311,7 @@ async def _user(subject: Target, settings: Settings, gold: bool) -> AsyncIterato
     if subject.description.user != MODEL_USER:
         yield None
     elif gold or not section.model:
-        _say("note", "A silent user takes the place of the model that target.user.model would name.", "dim")
+        _say("note", "No model is asked: a user that says its goal or nothing takes its place.", "dim")
         yield SilentUser()
     else:
         async with model_user(section, settings.data_dir, InMemoryLedger(), cycle_id="") as user:

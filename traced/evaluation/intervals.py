@@ -253,13 +253,12 @@ def by_capability(base: Sequence[Trajectory], routed: Sequence[Trajectory]) -> d
     A part ``needs NAME`` of the score says that its task needs the capability.
     """
     base_successes, routed_successes = _successes(base), _successes(routed)
+    parts = {episode_key(trajectory): trajectory.parts for trajectory in base}
     groups: dict[str, list[str]] = {}
-    for trajectory in base:
-        task = episode_key(trajectory)
-        if task in base_successes and task in routed_successes:
-            for part in trajectory.parts:
-                if part.startswith(NEEDS):
-                    groups.setdefault(part.removeprefix(NEEDS), []).append(task)
+    for task in sorted(base_successes.keys() & routed_successes.keys()):
+        for part in parts[task]:
+            if part.startswith(NEEDS):
+                groups.setdefault(part.removeprefix(NEEDS), []).append(task)
     return {
         name: Change(
             len(tasks), _share(base_successes[task] for task in tasks), _share(routed_successes[task] for task in tasks)

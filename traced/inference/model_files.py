@@ -45,7 +45,7 @@ class ModelFiles:
 def resolve_model(spec: str, data_dir: Path) -> ModelFiles:
     """Resolve a bundled model, "smollm2" or a path to a model directory; raises ``ModelError``."""
     if spec in BUNDLED_MODELS:
-        return ModelFiles(spec, _check_directory(BUNDLED_MODELS[spec], "python -m scripts.pretraining.pretrain"))
+        return ModelFiles(spec, _check_directory(BUNDLED_MODELS[spec], "pip install traced again, which brings it"))
     if spec == "smollm2":
         return ModelFiles(spec, _check_directory(ensure_smollm2(data_dir), INSTALL_SMOLLM2))
     path = Path(spec).expanduser()

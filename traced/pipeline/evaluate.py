@@ -28,7 +28,7 @@ from traced.pipeline.context import Context
 from traced.pipeline.episodes import BASE, episodes, first_jobs, model_policy, trials_of, trials_text
 from traced.pipeline.promote import routable_adapters
 from traced.pipeline.routers import routers
-from traced.pipeline.train import job_for, with_servers, with_user
+from traced.pipeline.train import job_for, store_variables, with_servers, with_user
 from traced.rollouts.episodes import EpisodeJob
 from traced.rollouts.step_limit import step_timeout_s
 from traced.routing.routers import RoutedPolicy, Router
@@ -193,7 +193,7 @@ async def grpo_on_target(context: Context, rollouts: int) -> None:
         await run_job(
             job,
             lambda metrics: stage.reach(int(metrics["iteration"]), f"reward {metrics['reward']:.2f}"),
-            device.trainer_variables,
+            device.trainer_variables | store_variables(context),
         )
     await context.serve(ON_TARGET, job.adapter)
     async with context.target_source() as source:

@@ -33,7 +33,7 @@ from traced.config.settings import Settings
 from traced.core.errors import CapabilityError, TracedError
 from traced.core.files import flush, publish_file
 from traced.core.gpus import gpu_ids
-from traced.core.location import store_url
+from traced.core.location import PASSWORD_VARIABLE, URL_VARIABLE
 from traced.core.ownership import sandbox_owner
 from traced.core.seeds import derive_seed
 from traced.inference.adapter_base import record_base
@@ -194,15 +194,18 @@ async def with_servers(context: Context, job: TrainingJob, device: TrainingDevic
 def with_user(context: Context, job: TrainingJob, call_seconds: float) -> TrainingJob:
     """Return the job with the model of ``[target.user]`` as the user of its episodes."""
     settings = context.settings
-    # A URL of the settings may hold a password, and the trainer reads the same settings.
-    is_default = settings.store_url == store_url(context.data_dir)
     user = {
         "model": settings.target.user.model_dump(mode="json"),
         "data_dir": str(context.data_dir),
-        "store_url": "" if is_default else settings.store_url,
         "cycle_id": context.cycle_id,
     }
     return replace(job, user=user, step_timeout_s=step_timeout_s(call_seconds + user_wait_s(settings.target.user)))
+
+
+def store_variables(context: Context) -> dict[str, str]:
+    """Return the variables by which the trainer's process finds the store; its URL may hold a password."""
+    section = context.settings.store
+    return {URL_VARIABLE: section.url, PASSWORD_VARIABLE: section.password_file}
 
 
 def job_in(context: Context, run_id: str, capability: str, environment: str, device: TrainingDevice) -> TrainingJob:
@@ -251,7 +254,7 @@ async def _supervised(
 ) -> None:
     """Run the job's process and record how it ended, whatever the end."""
     try:
-        result = await run_job(job, on_metric, device.trainer_variables)
+        result = await run_job(job, on_metric, device.trainer_variables | store_variables(context))
     except EnvironmentFailed as error:
         _end(context, job, RunState.FAILED, str(error))
         # If Docker itself is down, connect() raises EngineDown: not a failure of the environment.

@@ -104,7 +104,7 @@ class TrainingJob:
     threads: int = 1
     limits: dict[str, float] = field(default_factory=dict)  # of the environment's container: ``SandboxLimits``
     # The model that is the user, if the environment asks for one: "model" (the table [target.user]), "data_dir",
-    # "store_url" and "cycle_id", where its replies are kept.
+    # and "cycle_id", where its replies are kept.
     user: dict[str, Any] = field(default_factory=dict)
     owner: str = "traced"  # of that container (``traced.core.ownership``)
     engine_urls: list[str] = field(default_factory=list)  # inference servers for the rollouts; none: in this process
@@ -353,7 +353,7 @@ async def _with_user(job: TrainingJob, open_with: OpenWithUser) -> AsyncIterator
     from traced.rollouts.model_user import model_user
 
     data_dir = Path(job.user["data_dir"])
-    store = open_store(job.user["store_url"] or store_url(data_dir))
+    store = open_store(store_url(data_dir))
     try:
         ledger = StoreLedger(store, lambda: datetime.now(UTC))
         section = UserSection(**job.user["model"])

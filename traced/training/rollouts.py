@@ -238,7 +238,9 @@ class _EpisodePlayer:
                 await self._open()
             while not self._is_over():
                 await self._turn()
-            self._end()
+            # The successor begins when this episode is over: after a score that fails it is played once more.
+            if not self.successor:
+                self.sampler.engine.end(self.conversation)
             with attribute(Fault.SANDBOX, f"seed {rollout.seed}, the score"):
                 await self._score()
         except Infrastructure as failure:

@@ -16,15 +16,15 @@ GOOD = {
 }
 
 
-PLANTED = ["a", "b"]
+WEAKNESSES = ["a", "b"]
 
 
-def run(figures: dict[str, Any], seconds: float = 590.0, retained: Sequence[str] = PLANTED) -> Run:
+def run(figures: dict[str, Any], seconds: float = 590.0, retained: Sequence[str] = WEAKNESSES) -> Run:
     return Run(0, 0, seconds, figures, TimeLeft(), list(retained))
 
 
 def summarise(rows: list[dict[str, Any]], load: int = 0, target: str = "desk") -> dict[str, Any]:
-    return summary(rows, "embedded", load, target=target, weaknesses=PLANTED)
+    return summary(rows, "embedded", load, target=target, weaknesses=WEAKNESSES)
 
 
 def test_time_left_is_compared_with_what_the_run_took() -> None:
@@ -67,7 +67,7 @@ def test_the_duration_is_an_aim_without_foreign_load_only() -> None:
     slow = row(run(GOOD, 601.0 + 60))
     assert not summarise([slow])["meets"]
     assert summarise([slow], 16)["meets"]
-    assert summary([slow], "vllm", 0, weaknesses=PLANTED)["meets"]
+    assert summary([slow], "vllm", 0, weaknesses=WEAKNESSES)["meets"]
 
 
 def test_what_is_retained_is_held_against_what_was_planted() -> None:

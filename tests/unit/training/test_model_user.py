@@ -18,6 +18,7 @@ from tests.unit.pipeline.contexts import context_with_chain
 from traced.core.errors import TracedError
 from traced.pipeline import evaluate, train
 from traced.pipeline.context import Context
+from traced.pipeline.train import store_variables
 from traced.processes.job import Failure, describe
 from traced.targets.errors import SimulatorError, UserUnavailable
 from traced.training.device import ON_CPU
@@ -115,8 +116,9 @@ async def test_a_synthetic_environment_that_asks_for_a_model_gets_it(tmp_path: P
         training_job = environment_job(context, PARCELS)
         assert training_job.step_timeout_s >= 5.0 + 4 * 3 * 120.0
         assert (training_job.user["cycle_id"], training_job.user["data_dir"]) == ("c1", str(tmp_path))
-        # The trainer finds the store by the settings, whose URL may hold a password.
-        assert training_job.user["store_url"] == ""
+        # The trainer finds the store by variables and not by its job: a URL may hold a password.
+        assert set(training_job.user) == {"model", "data_dir", "cycle_id"}
+        assert store_variables(context) == {"TRACED_STORE__URL": "", "TRACED_STORE__PASSWORD_FILE": ""}
 
 
 def test_the_users_model_is_part_of_what_is_learned(tmp_path: Path) -> None:
@@ -124,7 +126,7 @@ def test_the_users_model_is_part_of_what_is_learned(tmp_path: Path) -> None:
     model.mkdir()
     (model / "model.safetensors").write_bytes(b"weights")
     section = {"model": "m", "base_url": "", "temperature": 0.0, "max_tokens": 512, "concurrency": 4}
-    place = {"data_dir": "d", "store_url": "", "cycle_id": "c1"}
+    place = {"data_dir": "d", "cycle_id": "c1"}
     training_job = TrainingJob("r", "c", {"target": "desk"}, str(model), "out", user={"model": section, **place})
     prints = [
         dataclasses.replace(training_job, user=user).fingerprint()

@@ -127,13 +127,13 @@ def test_every_round_is_one_batch_in_a_fixed_order() -> None:
 
 @pytest.mark.parametrize("concurrency", [1, 4])
 def test_a_source_with_few_slots_is_played_in_turn_and_repeatably(concurrency: int) -> None:
-    open_episodes, most = 0, 0
+    open_episodes, maximum = 0, 0
 
-    class Counted(Bandit):
+    class CountingBandit(Bandit):
         def reset(self, seed: int) -> Task:
-            nonlocal open_episodes, most
+            nonlocal open_episodes, maximum
             open_episodes += 1
-            most = max(most, open_episodes)
+            maximum = max(maximum, open_episodes)
             return super().reset(seed)
 
         def score(self) -> Score:
@@ -144,16 +144,38 @@ def test_a_source_with_few_slots_is_played_in_turn_and_repeatably(concurrency: i
     def sampled_in_turn() -> tuple[list[Rollout], Spelling]:
         engine = Spelling()
         rounds = InProcessEngine(engine, None, in_rounds=True)  # type: ignore[arg-type]
-        rollouts = in_sampler(play, rounds, LIMITS, Counted, concurrency).rollouts
+        rollouts = in_sampler(play, rounds, LIMITS, CountingBandit, concurrency).rollouts
         rounds.close()
         return rollouts, engine
 
     rollouts, engine = sampled_in_turn()
-    assert most == concurrency
+    assert maximum == concurrency
     assert [(r.group, r.number, r.failure) for r in rollouts] == [(g, k, None) for g in range(2) for k in range(3)]
     assert all(len(batch) <= concurrency for batch in engine.batches)
     assert [r.reward for r in rollouts] == [r.reward for r in sampled()[0]]
     assert sampled_in_turn()[1].batches == engine.batches
+
+
+@pytest.mark.parametrize("concurrency", [1, 2])
+def test_a_score_that_fails_once_does_not_stop_the_row(concurrency: int) -> None:
+    failed_seeds: list[int] = []
+
+    class FailingOnce(Bandit):
+        def reset(self, seed: int) -> Task:
+            self.seed = seed
+            return super().reset(seed)
+
+        def score(self) -> Score:
+            if self.seed not in failed_seeds:
+                failed_seeds.append(self.seed)
+                raise OSError("the disk is full")
+            return super().score()
+
+    rounds = InProcessEngine(Spelling(), None, in_rounds=True)  # type: ignore[arg-type]
+    rollouts = in_sampler(play, rounds, LIMITS, FailingOnce, concurrency)
+    rounds.close()
+    assert [rollout.failure for rollout in rollouts.rollouts] == [None] * 6
+    assert len(rollouts.retried) == 2
 
 
 def test_a_message_too_large_for_an_environment_ends_the_rollout_with_its_score() -> None:

@@ -76,7 +76,8 @@ class Quests:
     """
 
     def __init__(self, length: int = 4, min_length: int = 1, goals: int = 2, rooms: int = 1, objects: int = 6) -> None:
-        for name, value in (("length", length), ("min_length", min_length), ("goals", goals), ("rooms", rooms)):
+        dials = {"length": length, "min_length": min_length, "goals": goals, "rooms": rooms, "objects": objects}
+        for name, value in dials.items():
             if type(value) is not int or value < 1:
                 raise ValueError(f"{name} is {value!r}; it must be a whole number from 1")
         if min_length > length:
@@ -99,6 +100,7 @@ class Quests:
 
     def game(self, seed: int) -> Game:
         """Return the game of a seed: the first of its ``ATTEMPTS`` draws that starts unsolved and can be won."""
+        error: Exception | None = None
         for attempt in range(ATTEMPTS):
             options = GameOptions()
             options.kb = RULES
@@ -111,11 +113,13 @@ class Quests:
             options.grammar.only_last_action = True
             try:
                 game = make_game(options)
-            except Exception:
+            # Of some seeds the generator raises errors of various kinds.
+            except Exception as raised:
+                error = raised
                 continue
             if all(quest.desc for quest in game.quests) and _is_won_by(game, game.quests[-1].commands):
                 return game
-        raise RuntimeError(f"TextWorld makes no game for seed {seed} with {ATTEMPTS} attempts")
+        raise RuntimeError(f"TextWorld makes no game for seed {seed} with {ATTEMPTS} attempts: {error}") from error
 
 
 def _is_won_by(game: Game, commands: tuple[str, ...]) -> bool:
@@ -165,12 +169,12 @@ class View:
     """What the player sees: the room, its things in order, their states, and where each lies.
 
     Attributes:
-        room: The room's name.
+        room_name: The room's name.
         exits: For each direction the door that is there, or None.
         states: "open", "closed" or "locked", of containers and doors in sight.
         contents: For each container and supporter in sight the names of what can be seen in or on it.
         floor: What lies on the floor.
-        carried: What the player carries.
+        inventory: What the player carries.
         fixed: Containers, supporters and other things that stand in the room.
     """
 
@@ -179,29 +183,32 @@ class View:
         for fact in world.progression.state.facts:
             facts[fact.name].append(tuple(fact.arguments))
         names = world.names
-        (here,) = [room for player, room in facts["at"] if player.type == "P"]
-        self.room = names[here.name]
+        (player_room,) = [place for player, place in facts["at"] if player.type == "P"]
+        self.room_name = names[player_room.name]
         self._keys = {names[lock.name]: names[key.name] for key, lock in facts["match"]}
         states = {names[argument.name]: state for state in ("open", "closed", "locked") for (argument,) in facts[state]}
-        self.fixed = sorted(names[t.name] for t, room in facts["at"] if room == here and t.type in ("c", "s"))
+        things = [thing for thing, place in facts["at"] if place == player_room]
+        self.fixed = sorted(names[thing.name] for thing in things if thing.type in ("c", "s"))
         self.floor = sorted(
-            names[thing.name] for thing, room in facts["at"] if room == here and thing.type not in ("c", "s", "P")
+            names[thing.name]
+            for thing, place in facts["at"]
+            if place == player_room and thing.type not in ("c", "s", "P")
         )
-        self.carried = sorted(names[thing.name] for thing, place in facts["in"] if place.type == "I")
+        self.inventory = sorted(names[thing.name] for thing, place in facts["in"] if place.type == "I")
         self.contents: dict[str, list[str]] = {}
         for thing, place in sorted([*facts["in"], *facts["on"]], key=lambda pair: names[pair[0].name]):
             if names[place.name] in self.fixed and states.get(names[place.name], "open") == "open":
                 self.contents.setdefault(names[place.name], []).append(names[thing.name])
-        doors = {(room, other): names[door.name] for room, door, other in facts["link"]}
+        door_names = {(first, second): names[door.name] for first, door, second in facts["link"]}
         self.exits: dict[str, str | None] = {}
         for direction in DIRECTIONS:
             for first, second in facts[f"{direction}_of"]:
-                if second == here:  # "north_of(a, b)": a lies north of b
-                    self.exits[direction] = doors.get((here, first))
+                if second == player_room:  # "north_of(a, b)": a lies north of b
+                    self.exits[direction] = door_names.get((player_room, first))
         in_sight = {*self.fixed, *(door for door in self.exits.values() if door)}
         self.states = {name: state for name, state in states.items() if name in in_sight}
-        self.held = {thing: place for place, things in self.contents.items() for thing in things}
-        self.visible = {*in_sight, *self.floor, *self.carried, *self.held}
+        self.place_of = {thing: place for place, things in self.contents.items() for thing in things}
+        self.visible = {*in_sight, *self.floor, *self.inventory, *self.place_of}
 
     def key_of(self, lock: str) -> str | None:
         """Return the key of a container or door; the player does not see it."""
@@ -222,7 +229,13 @@ class View:
             {"direction": direction, **({"door": door, "state": self._seen_state(door)} if door else {})}
             for direction, door in self.exits.items()
         ]
-        return {"room": self.room, "things": things, "floor": self.floor, "carried": self.carried, "exits": exits}
+        return {
+            "room": self.room_name,
+            "things": things,
+            "floor": self.floor,
+            "carried": self.inventory,
+            "exits": exits,
+        }
 
     def _seen_state(self, name: str) -> str:
         return "open" if self.states[name] == "open" else "closed"
@@ -286,7 +299,7 @@ class Quest:
 
     def _command(self, verb: str, arguments: dict[str, str], view: View) -> str:
         if verb == "take":
-            place = view.held.get(arguments["thing"])
+            place = view.place_of.get(arguments["thing"])
             return f"take {arguments['thing']}" + (f" from {place}" if place else "")
         return COMMANDS[verb].format(**arguments)
 
@@ -298,8 +311,8 @@ class Quest:
     def score(self) -> Score:
         """Return the share of the goals that are reached; all of them are a success."""
         progressions = self.world.progression.quest_progressions
-        reached = sum(bool(progression.completed) for progression in progressions) / len(progressions)
-        return Score(reached, reached == 1.0, {"goals": reached, **self._needs})
+        share = sum(bool(progression.completed) for progression in progressions) / len(progressions)
+        return Score(share, share == 1.0, {"goals": share, **self._needs})
 
     def oracle(self) -> Iterator[Message]:
         """Yield the commands of the quest, one call each."""
@@ -333,7 +346,7 @@ def _examined(view: View, thing: str) -> dict[str, Any]:
         result["state"] = view.states[thing]
     if thing in view.fixed and view.states.get(thing, "open") == "open":
         result["holds"] = view.contents.get(thing, [])
-    if thing in view.carried:
+    if thing in view.inventory:
         result["place"] = "carried"
     return result
 
@@ -347,9 +360,9 @@ def reason(verb: str, arguments: dict[str, str], view: View) -> str:
     if not view.visible.issuperset(arguments.values()):
         return "You can't see any such thing."
     if verb == "take":
-        return "You already have that." if thing in view.carried else f"You can't take the {thing}."
+        return "You already have that." if thing in view.inventory else f"You can't take the {thing}."
     if verb in ("drop", "put", "insert", "eat"):
-        if thing not in view.carried:
+        if thing not in view.inventory:
             return f"You haven't got the {thing}."
         if verb == "insert" and view.states.get(arguments["into"]) in ("closed", "locked"):
             return f"The {arguments['into']} is closed."
@@ -361,7 +374,7 @@ def reason(verb: str, arguments: dict[str, str], view: View) -> str:
         return f"The {thing} is locked." if state == "locked" else f"The {thing} is already open."
     if verb == "close":
         return f"The {thing} is not open."
-    if arguments["key"] not in view.carried:
+    if arguments["key"] not in view.inventory:
         return f"You haven't got the {arguments['key']}."
     if view.key_of(thing) != arguments["key"]:
         return f"The {arguments['key']} does not fit the lock."

@@ -432,9 +432,10 @@ def _taskset(environment: str, config: vf.TasksetConfig, changes: dict[str, Any]
 def _names(split: str, tasks: list[vf.Task]) -> list[str]:
     """Return the ids of tasks: their own if each has another one, else their positions."""
     names = [task.data.id for task in tasks]
-    if all(names) and len(set(names)) == len(names):
-        return names
-    return [f"{task.data.idx}" if split == "all" else f"{split}-{task.data.idx}" for task in tasks]
+    if not all(names) or len(set(names)) != len(names):
+        names = [f"{task.data.idx}" for task in tasks]
+    # Two lists of one environment may have the same ids.
+    return names if split == "all" else [f"{split}-{name}" for name in names]
 
 
 async def _post(client: httpx.AsyncClient, url: str, body: dict[str, Any]) -> dict[str, Any]:

@@ -1,11 +1,12 @@
 """The runtime in a world whose things have names: what is in sight, what a write makes possible, what is on the way."""
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 from agents.synthesizer.runtime import TemplateEnvironment
 
-LOCKED, OPENED = '{"error": "The tin box is locked."}', '{"done": "open tin box", "holds": ["pen"]}'
+LOCKED_ANSWER, OPEN_ANSWER = '{"error": "The tin box is locked."}', '{"done": "open tin box", "holds": ["pen"]}'
 
 
 def tool(name: str, *arguments: str) -> dict[str, Any]:
@@ -14,26 +15,26 @@ def tool(name: str, *arguments: str) -> dict[str, Any]:
     return {"type": "function", "function": {"name": name, "description": "", "parameters": parameters}}
 
 
-def recorded(name: str, result: str, kind: str, **arguments: str) -> dict[str, Any]:
+def call_of(name: str, result: str, kind: str, **arguments: str) -> dict[str, Any]:
     return {"tool": name, "args": arguments, "result": result, "style": "text", "kind": kind}
 
 
 STEPS = [
-    recorded("look", '{"things": ["tin box", "red box", "key"]}', "read"),
-    recorded("open", LOCKED, "error", thing="tin box"),
-    recorded("take", '{"done": "take key"}', "write", thing="key"),
-    recorded("unlock", '{"done": "unlock tin box with key"}', "write", thing="tin box", key="key"),
-    recorded("open", OPENED, "write", thing="tin box"),
-    recorded("take", '{"done": "take pen"}', "write", thing="pen"),
+    call_of("look", '{"things": ["tin box", "red box", "key"]}', "read"),
+    call_of("open", LOCKED_ANSWER, "error", thing="tin box"),
+    call_of("take", '{"done": "take key"}', "write", thing="key"),
+    call_of("unlock", '{"done": "unlock tin box with key"}', "write", thing="tin box", key="key"),
+    call_of("open", OPEN_ANSWER, "write", thing="tin box"),
+    call_of("take", '{"done": "take pen"}', "write", thing="pen"),
 ]
 
 
-def environment() -> TemplateEnvironment:
+def environment(request_text: str = "Bring me the pen.", steps: Sequence[dict[str, Any]] = ()) -> TemplateEnvironment:
     template = {
         "from": ["demo-1"],
         "system": 0,
-        "opening": ["Bring me the pen."],
-        "steps": [{"calls": [call]} for call in STEPS],
+        "opening": [request_text],
+        "steps": list(steps) or [{"calls": [call]} for call in STEPS],
         **{"refusal": False, "reads_first": False, "control": False, "told": [], "extra": [], "grow": []},
         **{"ids": [], "names": [], "numbers": [], "shift": [0, 0, 1], "reorder": False},
     }
@@ -42,7 +43,7 @@ def environment() -> TemplateEnvironment:
         "tools": [tool("look"), tool("open", "thing"), tool("take", "thing"), tool("unlock", "thing", "key")],
         "writes": ["open", "take", "unlock"],
         "free_text": {},
-        "named": {"open": ["thing"], "take": ["thing"], "unlock": ["key", "thing"]},
+        "name_arguments": {"open": ["thing"], "take": ["thing"], "unlock": ["key", "thing"]},
         "incidental": ["open", "take", "unlock"],
         "prefixes": {},
         "errors": {
@@ -88,12 +89,12 @@ def test_what_failed_succeeds_after_the_writes_that_made_it_possible() -> None:
     env = environment()
     answer(env, "look")
     for _ in range(2):
-        assert answer(env, "open", thing="tin box") == LOCKED
+        assert answer(env, "open", thing="tin box") == LOCKED_ANSWER
     answer(env, "open", thing="red box")
     answer(env, "take", thing="key")
-    assert answer(env, "open", thing="tin box") == LOCKED  # two writes, but not that one
+    assert answer(env, "open", thing="tin box") == LOCKED_ANSWER  # two writes, but not that one
     answer(env, "unlock", thing="tin box", key="key")
-    assert answer(env, "open", thing="tin box") == OPENED
+    assert answer(env, "open", thing="tin box") == OPEN_ANSWER
 
 
 def test_the_attempt_that_failed_can_be_left_out() -> None:
@@ -108,7 +109,7 @@ def test_a_detour_is_no_wrong_write_and_one_on_the_users_thing_is() -> None:
     solve(env, ("open", {"thing": "red box"}))
     assert env.score().success
     env = environment()
-    env.data["named"] = {}  # as where things have codes: every write counts
+    env.data["name_arguments"] = {}  # as where things have codes: every write counts
     env.incidental = set()
     env.reset(0)
     solve(env, ("open", {"thing": "red box"}))
@@ -119,3 +120,44 @@ def test_acknowledgements_name_the_thing() -> None:
     env = environment()
     answer(env, "look")
     assert answer(env, "open", thing="red box") == '{"done": "open red box", "holds": []}'
+
+
+def test_a_step_that_leads_to_the_users_thing_is_needed() -> None:
+    for omitted in range(2, 5):
+        env = environment()
+        answer(env, "look")
+        for number, call in enumerate(STEPS):
+            if number >= 2 and number != omitted:
+                answer(env, call["tool"], **call["args"])
+        assert not env.score().success, STEPS[omitted]
+
+
+def test_what_the_user_names_needs_no_answer_before_it() -> None:
+    book = call_of("take", '{"done": "take blue book"}', "write", thing="blue book")
+    env = environment("Take the blue book.", [{"calls": [book]}])
+    assert answer(env, "take", thing="blue book") == book["result"]
+    assert env.score().success
+
+
+def test_a_request_in_a_later_reply_must_be_served() -> None:
+    steps: list[dict[str, Any]] = [
+        {"calls": [call_of("take", "{}", "write", thing="key")]},
+        {"calls": [], "say": "Anything else?", "reply": "Yes, open the red box as well."},
+        {"calls": [call_of("open", "{}", "write", thing="red box")]},
+        {"calls": [], "say": "Good bye."},
+    ]
+    for is_served in (True, False):
+        env = environment("Take the key.", steps)
+        answer(env, "take", thing="key")
+        env.step({"role": "assistant", "content": "Anything else?"})
+        if is_served:
+            answer(env, "open", thing="red box")
+        env.step({"role": "assistant", "content": "Good bye."})
+        assert env.score().success is is_served
+
+
+def test_an_argument_may_have_any_name() -> None:
+    env = environment()
+    env.data["tools"].append(tool("set", "value", "tool", "pattern"))
+    env.schemas["set"] = env.data["tools"][-1]["function"]["parameters"]
+    assert "error" in answer(env, "set", value="a", tool="b", pattern="c")

@@ -46,7 +46,7 @@ def environment(*templates: dict[str, Any], **changes: Any) -> TemplateEnvironme
         "tools": TOOLS,
         "writes": ["book_visit", "cancel_order"],
         "free_text": {},
-        "named": {},
+        "name_arguments": {},
         "incidental": [],
         "prefixes": {"get_order": {"order_id": ["W"]}, "cancel_order": {"order_id": ["W"]}},
         "errors": {
