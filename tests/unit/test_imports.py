@@ -81,6 +81,7 @@ def test_light_verbs_start_without_anything_heavy(module: str) -> None:
     assert modules & LIGHT[module] == set()
 
 
+@pytest.mark.slow
 def test_the_service_at_rest_holds_nothing_that_only_a_stage_needs() -> None:
     modules = set(loaded_by("import json, sys, traced.app.service; print(json.dumps(sorted(sys.modules)))"))
     of_a_stage = {"torch", "transformers", "trl", "peft", "scipy", "sklearn", "langgraph", "openai", "gepa"}

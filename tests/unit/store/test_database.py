@@ -213,6 +213,7 @@ print("alembic" in sys.modules)
 """
 
 
+@pytest.mark.slow
 def test_creating_in_a_subprocess_does_not_import_alembic(tmp_path: Path) -> None:
     url = sqlite_url(tmp_path / "new.db")
     command = [sys.executable, "-c", MADE_BEFOREHAND, url]

@@ -122,6 +122,7 @@ ACTIONS: list[Action] = [
 ]
 
 
+@pytest.mark.slow
 @settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(actions=st.lists(st.tuples(st.integers(0, len(ACTIONS) - 1), st.sampled_from(VERSIONS)), max_size=14))
 def test_status_equals_the_repositories_after_any_decisions(file: Path, actions: list[tuple[int, int]]) -> None:
@@ -211,6 +212,7 @@ def test_quarantined_inputs_are_shown_until_released(file: Path) -> None:
     assert store_status(sqlite_url(file)).quarantined == []
 
 
+@pytest.mark.slow
 def test_other_schemas_and_invalid_stores_are_reported(file: Path) -> None:
     store = open_store(sqlite_url(file))
     for version, hint in (("0001", "traced db upgrade"), ("9999", "upgrade traced")):

@@ -250,6 +250,7 @@ kinds = st.sampled_from(
 )
 
 
+@pytest.mark.slow
 @given(soups, st.lists(st.builds(Event, kinds, st.just(0), soups, values), max_size=3), st.booleans())
 def test_any_span_is_read_or_refused(soup: dict[str, Any], events: list[Event], failed: bool) -> None:
     span_of_sender = span({**OPERATION, **soup}, failed=failed)
