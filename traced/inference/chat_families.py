@@ -3,7 +3,7 @@
 The templates are those that TRL ships (``trl/chat_templates``); as in TRL, a family is recognised by the exact text of
 its template. TRL's training variants keep a conversation's earlier turns as they are. Where a variant does not,
 ``PATCHES`` or ``OPTIONS`` make it so. A template that TRL does not know is used as it is, and its form of calls is
-recognised by its text. Imports neither TRL nor transformers.
+recognised by its text. One that does not show the tools gets ``SHOW_TOOLS``. Imports neither TRL nor transformers.
 """
 
 import importlib.util
@@ -59,6 +59,28 @@ PATCHES: Mapping[str, tuple[tuple[str, str], ...]] = {
     ),
     "glm4moe": (("if loop.index0 > ns.last_user_index and reasoning_content", "if reasoning_content"),),
 }
+# Stands before a template that does not show the tools, such as SmolLM2's: it adds them to the system message, in the
+# words of Qwen's template, whose form of calls is then read.
+SHOW_TOOLS = """{% if tools %}{% set tools_text %}# Tools
+
+You may call one or more functions to assist with the user query.
+
+You are provided with function signatures within <tools></tools> XML tags:
+<tools>
+{% for tool in tools %}{{ tool | tojson }}
+{% endfor %}</tools>
+
+For each function call, return a json object with function name and arguments within <tool_call></tool_call> XML tags:
+<tool_call>
+{"name": <function-name>, "arguments": <args-json-object>}
+</tool_call>{% endset %}
+{% if messages and messages[0]['role'] == 'system' %}
+{% set tools_text = (messages[0]['content'] ~ '\n\n' if messages[0]['content'] else '') ~ tools_text %}
+{% set messages = messages[1:] %}
+{% endif %}
+{% set messages = [{'role': 'system', 'content': tools_text}] + messages %}
+{% endif %}
+"""
 
 
 @dataclass(frozen=True)
@@ -86,6 +108,8 @@ def recognise(template: str) -> Family:
     # In both, <think> is plain text without a template that writes it.
     has_thinking = syntax is HARMONY or "</think>" in text
     thinking_key = "thinking" if syntax is HARMONY or name.startswith("lfm2_2_5") else "reasoning_content"
+    if syntax is HERMES and "tools" not in text:
+        text = SHOW_TOOLS + text
     options = {
         key: value for prefix, items in OPTIONS.items() if name.startswith(prefix) for key, value in items.items()
     }

@@ -375,6 +375,33 @@ def test_rendering_without_tools_shows_none() -> None:
     assert "tools" not in form.tokenizer.decode(form.render([user("hi")], []))
 
 
+# The template of SmolLM2, which knows no tools.
+PLAIN = (
+    "{% for message in messages %}{% if loop.first and messages[0]['role'] != 'system' %}{{ '<|im_start|>system\n"
+    "You are SmolLM<|im_end|>\n' }}{% endif %}{{'<|im_start|>' + message['role'] + '\n' + message['content'] + "
+    "'<|im_end|>' + '\n'}}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+
+
+@pytest.mark.parametrize("opening", [[SYSTEM], [{"role": "system", "content": ""}], []], ids=["text", "empty", "none"])
+def test_a_template_without_tools_gets_them_into_the_system_message(opening: list[Message]) -> None:
+    form = ChatFormat(families.tokenizer("", PLAIN))
+    text = form.tokenizer.decode(form.render([*opening, user("hi")], [TOOL, LOOKUP]))
+    system, _, rest = text.partition("<|im_end|>\n")
+    kind = f"{SYSTEM['content']}\n\n" if opening and opening[0]["content"] else ""
+    assert system.startswith(f"<|im_start|>system\n{kind}# Tools\n\nYou may call")
+    assert [json.loads(line) for line in system.partition("<tools>\n")[2].splitlines()[:2]] == [TOOL, LOOKUP]
+    assert system.endswith("</tool_call>")
+    assert rest == "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
+    assert "# Tools" not in form.tokenizer.decode(form.render([*opening, user("hi")], []))
+    assert form.exactness_problem() == ""
+
+
+def test_a_template_that_names_tools_and_does_not_show_them_is_refused() -> None:
+    form = ChatFormat(families.tokenizer("", "{% if tools %}{% endif %}" + PLAIN))
+    assert "leaves the tools out of the prompt" in form.exactness_problem()
+
+
 def test_a_call_with_unreadable_arguments_is_rendered_as_it_is() -> None:
     form = chat_format("qwen3")
     assert "{oops" in form.tokenizer.decode(form.render([user("u"), answer("", ("x", "{oops"))], []))
