@@ -139,7 +139,8 @@ def _announce_capabilities(context: Context, capabilities: Sequence[str]) -> Non
             if (stage, capability) not in ended_stages:
                 kind = KINDS.get(stage, "")
                 context.progress.plan(f"{stage} {capability}", f"{titles[stage]} {capability}", seconds, kind)
-    context.progress.plan(TESTS, "Tests", expected_s(context.settings.test.seeds, len(capabilities)), EPISODES)
+    if capabilities:
+        context.progress.plan(TESTS, "Tests", expected_s(context.settings.test.seeds, len(capabilities)), EPISODES)
 
 
 def _expected_of_capability(settings: Settings) -> dict[str, float]:

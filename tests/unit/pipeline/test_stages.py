@@ -25,6 +25,7 @@ from traced.inference.replicas import Replicas
 from traced.pipeline import gate, synthesize
 from traced.pipeline import train as train_stage
 from traced.pipeline.context import Context, EngineSlot
+from traced.pipeline.runner import TESTS, _announce_capabilities
 from traced.pipeline.train import job_for, stop, train, with_servers
 from traced.training.device import ON_CPU, TrainingDevice
 from traced.training.errors import JobError, NothingToLearn, TrainerDied
@@ -199,3 +200,10 @@ async def test_a_missing_gpu_ends_a_training_before_it_begins(context: Context, 
     settings = load_settings(tmp_path, OVERRIDES | {"devices.train_on": "GPU-of-another-machine"})
     with pytest.raises(JobError, match="is 'GPU-of-another-machine' for 1 GPU"):
         await train(replace(context, settings=settings), CAPABILITY.name, HASH)
+
+
+def test_a_cycle_that_retains_nothing_announces_no_tests(context: Context) -> None:
+    _announce_capabilities(context, [])
+    assert TESTS not in context.progress.lines
+    _announce_capabilities(context, ["dates"])
+    assert TESTS in context.progress.lines
