@@ -401,8 +401,9 @@ def _episode(subject: Subject) -> Finding:
         )
     for key, need in needs.items():
         if _value(settings, key) < need:
-            # Twice the oracle's, which wastes no step.
-            return Finding(name, False, f"{observed}, but {key} is {_value(settings, key)}", f"{key} = {2 * need}")
+            # Twice the oracle's, which wastes no step, as far as the model has positions.
+            value = min(2 * need, positions) if key.endswith("max_length") else 2 * need
+            return Finding(name, False, f"{observed}, but {key} is {_value(settings, key)}", f"{key} = {value}")
     return Finding(name, True, observed)
 
 

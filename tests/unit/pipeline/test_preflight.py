@@ -283,6 +283,13 @@ def test_a_model_with_too_few_positions_is_refused(tmp_path: Path) -> None:
     assert "the model has 64 positions" in result.seen
 
 
+def test_the_remedy_for_a_short_limit_is_within_the_positions(tmp_path: Path) -> None:
+    longest = int(by_name(list(model_checks(settings(), gpus())))["episode"].seen.split(" has ")[1].split()[0])
+    spec = other_model(tmp_path / "m", max_position_embeddings=longest + 50)
+    result = by_name(list(model_checks(settings(model__spec=spec, training__max_length=100), gpus())))["episode"]
+    assert result.fix == f"training.max_length = {longest + 50}"
+
+
 def test_a_broken_configuration_is_a_finding_and_no_traceback(tmp_path: Path) -> None:
     spec = other_model(tmp_path / "m", num_hidden_layers=10)
     last = list(findings(settings(model__spec=spec)))[-1]
