@@ -57,13 +57,20 @@ FEEDBACK_SQL = """
 SELECT score, label FROM (SELECT score, label, at FROM feedback ORDER BY seq DESC LIMIT {most}) f WHERE at > '{day}'
 """
 MAX_CYCLES = 10
+# Equals traced.pipeline.report.SESSION: the event in which a process records what it used is no stage.
+SESSION = "session"
 LIVE = "live"
 ENDINGS = {"rolled_back": "rolled back", "superseded": "superseded"}
 VERSION_SQL = "SELECT version_num FROM alembic_version"
 CYCLES_SQL = f"""
-SELECT c.id, c.target, c.model, c.state, e.stage, e.state
-FROM (SELECT id, target, model, state, created_at FROM cycles ORDER BY created_at DESC, id DESC LIMIT {MAX_CYCLES}) c
-LEFT JOIN stage_events e ON e.seq = (SELECT max(seq) FROM stage_events WHERE cycle_id = c.id)
+SELECT c.id, c.target, c.model, c.state, e.stage, e.state, c.summary
+FROM (
+    SELECT id, target, model, state, summary, created_at FROM cycles
+    ORDER BY created_at DESC, id DESC LIMIT {MAX_CYCLES}
+) c
+LEFT JOIN stage_events e ON e.seq = (
+    SELECT max(seq) FROM stage_events WHERE cycle_id = c.id AND stage <> '{SESSION}'
+)
 ORDER BY c.created_at DESC, c.id DESC
 """
 ADAPTERS_SQL = """
@@ -147,13 +154,14 @@ class RouterStatus:
 
 @dataclass(frozen=True)
 class CycleStatus:
-    """A cycle; ``last_stage`` is the stage and state of its newest stage event, "" if there is none."""
+    """A cycle; ``last_stage`` is the stage and state of its newest stage event, ``verdict`` its result; "" if none."""
 
     id: str
     target: str
     model: str
     state: str
     last_stage: str
+    verdict: str = ""
 
 
 @dataclass(frozen=True)
@@ -400,7 +408,8 @@ def _read(connection: Any, safe_url: str, now: datetime) -> StoreStatus:
 
 
 def _cycle(row: Any) -> CycleStatus:
-    return CycleStatus(row[0], row[1], row[2], row[3], f"{row[4]} {row[5]}" if row[4] else "")
+    last_stage, verdict = f"{row[4]} {row[5]}" if row[4] else "", str(_parse_json(row[6]).get("verdict", ""))
+    return CycleStatus(row[0], row[1], row[2], row[3], last_stage, verdict)
 
 
 def _adapter(row: Any, conversations: int) -> AdapterStatus:

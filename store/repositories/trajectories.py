@@ -189,6 +189,13 @@ def count_reported(session: Session, source: str) -> dict[Outcome, int]:
     return dict.fromkeys(Outcome, 0) | {Outcome(name): count for name, count in rows}
 
 
+def count_outcomes(session: Session, criteria: TrajectoryFilter) -> dict[Outcome, int]:
+    """Return the number of matching trajectories by outcome, without those that have none."""
+    outcome = col(TrajectoryRow.outcome)
+    rows = session.exec(select(outcome, func.count()).where(*_conditions(criteria)).group_by(outcome))
+    return {Outcome(name): count for name, count in rows}
+
+
 def reported_sources(session: Session) -> list[str]:
     """Return the sources that have reported trajectories, in ascending order."""
     source = col(TrajectoryRow.source)

@@ -28,6 +28,7 @@ from traced.ingest.losses import describe
 from traced.routing.router_files import describe_router
 
 SILENT_S = 120.0  # seconds without a sign of life after which a stage may have ended with its service
+VERDICT = 1000  # characters of a cycle's result
 LATE_S = 10.0  # seconds after which a recorded exchange should be in the store
 # Equals traced.prompt_optimization.patches.Remedy.PROMPT, whose module takes too long to import for this command.
 PROMPT_SUFFICES = "a prompt is enough"
@@ -126,6 +127,7 @@ def _cycle_rows(state: StoreStatus) -> list[dict[str, Any]]:
             "model": cycle.model,
             "state": cycle.state,
             "last stage": cycle.last_stage,
+            "verdict": cycle.verdict,
         }
         for cycle in state.cycles
     ]
@@ -164,7 +166,11 @@ def _as_json(state: StoreStatus, directory: Path) -> dict[str, Any]:
 
 
 def _cycle_lines(state: StoreStatus) -> Iterator[str]:
-    """Yield the pending decisions, and the reasons why a cycle does not start or continue."""
+    """Yield the result of each target's newest cycle, pending decisions, and why a cycle does not start or go on."""
+    last_cycles = {cycle.target: cycle for cycle in reversed(state.cycles)}
+    for cycle in last_cycles.values():
+        if cycle.verdict:
+            yield f"Result of {cycle.id}: {sanitize_line(cycle.verdict, VERDICT)}"
     for name in state.waiting:
         yield f"Decision pending: traced explain {name}, then traced approve {name}"
     for patch in state.patches:

@@ -355,6 +355,7 @@ class CycleLoop:
             progress_state = await advance(graph, cycle.id)
         if progress_state.finished:
             await self._mark(cycle, CycleState.FINISHED)
+            log.info("cycle %s is finished. %s", cycle.id, await self.ledger.transaction(partial(_verdict, cycle)))
         else:
             await self.ledger.transaction(partial(self._await_decisions, cycle, progress_state.waiting))
 
@@ -407,7 +408,7 @@ class CycleLoop:
     async def _fail(self, cycle: Cycle, reason: str) -> None:
         def write_failure(session: Session) -> None:
             at = self.now()
-            self._set_state(session, cycle, CycleState.FAILED, {"reason": reason})
+            self._set_state(session, cycle, CycleState.FAILED, {"reason": reason}, {"verdict": reason})
             announce(session, cycle_failed(cycle.id, reason, at), self.settings.notify.names, at=at)
 
         await self.ledger.transaction(write_failure)
@@ -424,11 +425,18 @@ class CycleLoop:
         self._set_state(session, cycle, CycleState.RUNNING, {})
         return True
 
-    def _set_state(self, session: Session, cycle: Cycle, state: CycleState, detail: dict[str, Any]) -> None:
+    def _set_state(
+        self,
+        session: Session,
+        cycle: Cycle,
+        state: CycleState,
+        detail: dict[str, Any],
+        summary: dict[str, Any] | None = None,
+    ) -> None:
         """Store the state, unless a person has ended the cycle meanwhile."""
         if lock_cycle(session, cycle.id).state in ENDED_STATES:
             return
-        set_cycle_state(session, cycle.id, state, at=self.now())
+        set_cycle_state(session, cycle.id, state, at=self.now(), summary=summary)
         save_event(session, Event(self.now(), f"cycle {state.value}", cycle.id, cycle.id, detail))
 
 
@@ -492,6 +500,10 @@ def as_begun(running: Settings, cycle: Cycle) -> Settings:
 def _is_infrastructure_error(error: Exception) -> bool:
     """Whether the infrastructure (database unreachable, disk full) caused the error, and not the cycle."""
     return attribute_fault(JobOutcome.FAILED, describe(error), None) is FaultAttribution.INFRASTRUCTURE
+
+
+def _verdict(cycle: Cycle, session: Session) -> str:
+    return str(get_cycle(session, cycle.id).summary.get("verdict", ""))
 
 
 def _awaits_people(session: Session, cycle: Cycle) -> bool:

@@ -6,7 +6,7 @@ Rates are in 0-1 and come from ``traced.evaluation.intervals``. This module neit
 from dataclasses import asdict, dataclass, field
 
 from store.records import Finding
-from store.types import GateResult
+from store.types import GateResult, Outcome
 from traced.evaluation.intervals import Change, Interval, Rate, RoutingQuality
 
 FLOOR = "do-nothing"
@@ -62,6 +62,7 @@ class CycleFigures:
     target: str
     model: str
     seed: int
+    collected: dict[Outcome, int] = field(default_factory=dict)  # episodes of the base model on the train split
     analysed: dict[str, int] = field(default_factory=dict)  # trajectories by origin; empty until analysed
     findings: list[Finding] = field(default_factory=list)
     adapters: list[AdapterFigures] = field(default_factory=list)
@@ -91,14 +92,52 @@ def points(value: float) -> str:
     return f"{100 * value:+.1f}"
 
 
+def verdict(figures: CycleFigures) -> str:
+    """Return a sentence on what the cycle gained, or why it gained nothing."""
+    gain = figures.gain
+    if gain is not None:
+        end = "" if gain.low > 0 else " The interval contains zero: no gain is shown."
+        return (
+            f"Routed minus base: {points(gain.difference)} points "
+            f"[95 % interval {points(gain.low)} to {points(gain.high)}] on {gain.tasks} untouched test tasks.{end}"
+        )
+    if not any(finding.retained for finding in figures.findings):
+        return _nothing_retained(figures)
+    fixed = [prompt.capability for prompt in figures.prompts if prompt.is_enough]
+    if not figures.adapters and fixed:
+        return f"No adapter was trained; a prompt is enough for {', '.join(fixed)}."
+    if not figures.adapters:
+        endings = [f"{ending.capability} at {ending.stage}: {ending.reason}" for ending in figures.endings]
+        reasons = f" ({'; '.join(endings)})" if endings else ""
+        return f"No adapter was trained: every retained capability failed at an earlier stage{reasons}."
+    return "No adapter was promoted, so no routing was evaluated."
+
+
+def _nothing_retained(figures: CycleFigures) -> str:
+    successes, failures = (figures.collected.get(outcome, 0) for outcome in (Outcome.SUCCESS, Outcome.FAILURE))
+    # Production conversations may have the outcome that the episodes lack.
+    if figures.analysed.get(PRODUCTION) or not successes + failures or (successes and failures):
+        return "No capability was found lacking, so no adapter was trained."
+    if failures:
+        return (
+            f"No adapter was trained: none of the {failures} collected episodes succeeded, and a capability is found "
+            "by comparing failures with successes. Collect more episodes (collect.episodes), or take a stronger model."
+        )
+    return (
+        f"No adapter was trained: all {successes} collected episodes succeeded, so there are no failures to learn from."
+    )
+
+
 def as_json(figures: CycleFigures) -> dict[str, object]:
     """Return the object that ``traced demo --json`` prints; missing figures are null.
 
-    ``routing`` is present once tasks were routed, ``analysed`` if production trajectories were analysed, ``prompts``
-    if prompt patches were tried, and ``grpo_on_target`` if that policy was evaluated.
+    ``verdict`` is a sentence on the result. ``routing`` is present once tasks were routed, ``analysed`` if production
+    trajectories were analysed, ``prompts`` if prompt patches were tried, and ``grpo_on_target`` if that policy was
+    evaluated.
     """
     gain = figures.gain
     payload: dict[str, object] = {
+        "verdict": verdict(figures),
         "floor": figures.rate(FLOOR),
         "base": figures.rate(BASE),
         "routed": figures.rate(ROUTED),

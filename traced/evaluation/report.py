@@ -27,6 +27,7 @@ from traced.evaluation.figures import (
     PromptFigures,
     percent,
     points,
+    verdict,
 )
 from traced.evaluation.intervals import Change, Rate, RoutingQuality
 
@@ -79,25 +80,6 @@ def _png(figure: "Figure") -> bytes:
     out = io.BytesIO()
     figure.savefig(out, format="png", dpi=120, metadata={"Software": None})
     return out.getvalue()
-
-
-def verdict(figures: CycleFigures) -> str:
-    """Return a sentence on what the cycle gained, or why it gained nothing."""
-    gain = figures.gain
-    if gain is not None:
-        end = "" if gain.low > 0 else " The interval contains zero: no gain is shown."
-        return (
-            f"Routed minus base: {points(gain.difference)} points "
-            f"[95 % interval {points(gain.low)} to {points(gain.high)}] on {gain.tasks} untouched test tasks.{end}"
-        )
-    if not any(finding.retained for finding in figures.findings):
-        return "No capability was found lacking, so no adapter was trained."
-    fixed = [prompt.capability for prompt in figures.prompts if prompt.is_enough]
-    if not figures.adapters and fixed:
-        return f"No adapter was trained; a prompt is enough for {', '.join(fixed)}."
-    if not figures.adapters:
-        return "No adapter was trained: every retained capability failed at an earlier stage."
-    return "No adapter was promoted, so no routing was evaluated."
 
 
 def routing_sentence(figures: CycleFigures) -> str:

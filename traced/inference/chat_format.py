@@ -358,8 +358,8 @@ class _Exactness:
                 return "leaves the results of tool calls out of the prompt"
             if ids != self.format.render(self.messages[:next_place], tools):
                 return "renders earlier turns differently once later ones follow, or its tokens run into one another"
-        opening = self.format.render(self.messages[: answers[0]], tools)
-        if _PROBE_TOOL["function"]["name"] not in self.format.tokenizer.decode(opening):
+        prompt_ids = self.format.render(self.messages[: answers[0]], tools)
+        if _PROBE_TOOL["function"]["name"] not in self.format.tokenizer.decode(prompt_ids):
             return "leaves the tools out of the prompt"
         return ""
 

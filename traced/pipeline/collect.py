@@ -57,11 +57,13 @@ def collect_jobs(context: Context) -> list[EpisodeJob]:
 
 def collected(context: Context) -> list[Trajectory]:
     """Return the cycle's collected trajectories in store order."""
-    trajectory_filter = TrajectoryFilter(
-        source=context.target.name, split="train", model=BASE, cycle_id=context.cycle_id
-    )
     with context.read_session() as session:
-        return list_trajectories(session, trajectory_filter)
+        return list_trajectories(session, collected_filter(context))
+
+
+def collected_filter(context: Context) -> TrajectoryFilter:
+    """Return what selects the cycle's collected trajectories."""
+    return TrajectoryFilter(source=context.target.name, split="train", model=BASE, cycle_id=context.cycle_id)
 
 
 def count_successes(stage: RunningStage) -> Callable[[Trajectory | None], None]:

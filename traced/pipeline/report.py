@@ -17,7 +17,7 @@ from store.repositories.events import save_event
 from store.repositories.llm_replies import list_patches
 from store.repositories.promotions import latest_gate, list_promotions
 from store.repositories.serving import list_routing
-from store.repositories.trajectories import TrajectoryFilter, list_trajectories
+from store.repositories.trajectories import TrajectoryFilter, count_outcomes, list_trajectories
 from store.types import Trajectory
 from traced.evaluation.figures import (
     BASE,
@@ -29,6 +29,7 @@ from traced.evaluation.figures import (
     Ending,
     PromptFigures,
     as_json,
+    verdict,
 )
 from traced.evaluation.intervals import (
     Change,
@@ -43,6 +44,7 @@ from traced.evaluation.intervals import (
 )
 from traced.evaluation.report import write_report
 from traced.pipeline.analyze import stored_findings
+from traced.pipeline.collect import collected_filter
 from traced.pipeline.context import Context
 from traced.pipeline.evaluate import ROUTE
 from traced.pipeline.promote import decision_of
@@ -73,7 +75,8 @@ def _close(context: Context, session: Session, figures: CycleFigures) -> None:
     set_cycle_state(session, context.cycle_id, finished, at=at, summary=as_json(figures))
     # The report may be written again; the event must appear once.
     if state is not finished:
-        save_event(session, Event(at, f"cycle {finished.value}", context.cycle_id, context.cycle_id))
+        detail = {"verdict": verdict(figures)}
+        save_event(session, Event(at, f"cycle {finished.value}", context.cycle_id, context.cycle_id, detail))
 
 
 def gather(context: Context) -> CycleFigures:
@@ -91,6 +94,7 @@ def gather(context: Context) -> CycleFigures:
         patches = newest_patches(list_patches(session, cycle_id=context.cycle_id))
         prompts = [_prompt(patch, decisions.get(patch.id)) for patch in patches]
         analysed = _analysed(session, context.cycle_id)
+        collected = count_outcomes(session, collected_filter(context))
         events = list_stage_events(session, context.cycle_id)
     sessions = [event.detail for event in events if event.stage == SESSION]
     # A capability ends once, but a stage that was repeated may have failed twice: the last event counts.
@@ -100,6 +104,7 @@ def gather(context: Context) -> CycleFigures:
         target=cycle.target,
         model=cycle.model,
         seed=cycle.seed,
+        collected=collected,
         analysed=analysed,
         findings=stored_findings(context),
         adapters=adapters,

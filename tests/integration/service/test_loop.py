@@ -166,7 +166,9 @@ async def test_a_capability_that_is_parked_ends_and_the_cycle_goes_on_without_it
 async def test_a_stage_of_the_whole_cycle_that_is_parked_fails_the_cycle(place: Place) -> None:
     place.scripted.ends["analyze"] = [CRASHED] * 3
     place.control.start(ADA, Reason())
-    assert (await place.run_until(*WAITING)).state is CycleState.FAILED
+    failed = await place.run_until(*WAITING)
+    assert failed.state is CycleState.FAILED
+    assert "analyze" in failed.summary["verdict"]
     place.control.start(ADA, Reason(reason="the service lives on"))
     await place.run_until(*WAITING)
     assert len(place.cycles()) == 2

@@ -9,10 +9,11 @@ import pytest
 
 from store.records import ConversationRoute, Exchange, Feedback
 from store.repositories.traffic import Conversation
-from store.status import AdapterStatus, RouterStatus, StoreStatus
+from store.status import AdapterStatus, CycleStatus, RouterStatus, StoreStatus
+from store.text import sanitize_line
 from tests.unit.store.chain import T0, trajectory
 from traced.cli.show import conversation_lines
-from traced.cli.status import router_lines, router_report
+from traced.cli.status import _cycle_lines, router_lines, router_report
 from traced.gateway.spool_status import SPOOL_GLOB
 from traced.ingest import spool
 from traced.ingest.losses import LINES, LossLedger
@@ -28,6 +29,17 @@ def test_the_names_are_those_of_the_spool() -> None:
 
 def test_nothing_is_said_where_there_is_no_router(tmp_path: Path) -> None:
     assert list(router_lines(router_report(StoreStatus([], [], [], []), tmp_path, None))) == []
+
+
+def test_the_result_of_the_newest_cycle_of_each_target_is_shown() -> None:
+    verdict = "It won \x1b[1mnothing."
+    cycles = [
+        CycleStatus("d2", "desk", "bundled", "finished", "report finished", verdict),
+        CycleStatus("b1", "bfcl", "bundled", "running", "collect started"),
+        CycleStatus("d1", "desk", "bundled", "finished", "report finished", "It won something."),
+    ]
+    lines = list(_cycle_lines(StoreStatus(cycles, [], [], [])))
+    assert lines == [f"Result of d2: {sanitize_line(verdict)}"]
 
 
 def test_who_decides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

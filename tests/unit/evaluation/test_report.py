@@ -11,20 +11,23 @@ import pytest
 from rich.console import Console
 
 from store.records import Finding
-from store.types import GateAnswer, GateResult, PairedDifference
+from store.types import GateAnswer, GateResult, Outcome, PairedDifference
 from traced.evaluation.figures import (
     BASE,
+    EPISODES,
     FLOOR,
     ON_TARGET,
+    PRODUCTION,
     ROUTED,
     AdapterFigures,
     CycleFigures,
     Ending,
     PromptFigures,
     as_json,
+    verdict,
 )
 from traced.evaluation.intervals import Change, Interval, Rate, RoutingQuality
-from traced.evaluation.report import render, summary_table, verdict, write_report
+from traced.evaluation.report import render, summary_table, write_report
 
 GATE = GateResult(
     "dates@v1",
@@ -74,6 +77,7 @@ def rendered_text(cycle: CycleFigures) -> str:
 def test_json_has_exactly_the_promised_keys() -> None:
     cycle = as_json(figures())
     assert cycle == {
+        "verdict": "Routed minus base: +20.0 points [95 % interval +13.0 to +27.0] on 300 untouched test tasks.",
         "floor": 0.05,
         "base": 0.4,
         "routed": 0.6,
@@ -164,11 +168,41 @@ def test_same_figures_give_the_same_bytes(tmp_path: Path) -> None:
     ("change", "sentence"),
     [
         ({"findings": [], "adapters": []}, "No capability was found lacking, so no adapter was trained."),
-        ({"adapters": []}, "No adapter was trained: every retained capability failed at an earlier stage."),
+        (
+            {"findings": [], "adapters": [], "collected": {Outcome.SUCCESS: 1, Outcome.FAILURE: 7}},
+            "No capability was found lacking, so no adapter was trained.",
+        ),
+        (
+            {"findings": [], "adapters": [], "collected": {Outcome.FAILURE: 8, Outcome.INFRASTRUCTURE: 1}},
+            "No adapter was trained: none of the 8 collected episodes succeeded, and a capability is found by "
+            "comparing failures with successes. Collect more episodes (collect.episodes), or take a stronger model.",
+        ),
+        (
+            {"findings": [], "adapters": [], "collected": {Outcome.SUCCESS: 8}},
+            "No adapter was trained: all 8 collected episodes succeeded, so there are no failures to learn from.",
+        ),
+        (
+            {
+                "findings": [],
+                "adapters": [],
+                "collected": {Outcome.FAILURE: 8},
+                "analysed": {EPISODES: 8, PRODUCTION: 3},
+            },
+            "No capability was found lacking, so no adapter was trained.",
+        ),
+        (
+            {"adapters": [], "endings": []},
+            "No adapter was trained: every retained capability failed at an earlier stage.",
+        ),
+        (
+            {"adapters": [], "endings": [Ending("errors", "admit", "rewards never differ")]},
+            "No adapter was trained: every retained capability failed at an earlier stage "
+            "(errors at admit: rewards never differ).",
+        ),
         ({}, "No adapter was promoted, so no routing was evaluated."),
     ],
 )
-def test_a_cycle_without_a_gain_states_the_reason(change: dict[str, list[object]], sentence: str) -> None:
+def test_a_cycle_without_a_gain_states_the_reason(change: dict[str, object], sentence: str) -> None:
     without_adapters = dataclasses.replace(
         figures(),
         gain=None,
@@ -179,9 +213,10 @@ def test_a_cycle_without_a_gain_states_the_reason(change: dict[str, list[object]
         **change,  # type: ignore[arg-type]
     )
     assert verdict(without_adapters) == sentence
-    assert sentence in rendered_text(without_adapters)
+    assert sentence in rendered_text(without_adapters).replace("\n", " ")
     assert sentence in render(without_adapters, {})
     assert as_json(without_adapters)["gain"] is None
+    assert as_json(without_adapters)["verdict"] == sentence
 
 
 def test_an_interval_around_zero_is_called_no_gain() -> None:

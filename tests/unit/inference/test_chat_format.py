@@ -376,29 +376,31 @@ def test_rendering_without_tools_shows_none() -> None:
 
 
 # The template of SmolLM2, which knows no tools.
-PLAIN = (
+WITHOUT_TOOLS = (
     "{% for message in messages %}{% if loop.first and messages[0]['role'] != 'system' %}{{ '<|im_start|>system\n"
     "You are SmolLM<|im_end|>\n' }}{% endif %}{{'<|im_start|>' + message['role'] + '\n' + message['content'] + "
     "'<|im_end|>' + '\n'}}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
 
 
-@pytest.mark.parametrize("opening", [[SYSTEM], [{"role": "system", "content": ""}], []], ids=["text", "empty", "none"])
-def test_a_template_without_tools_gets_them_into_the_system_message(opening: list[Message]) -> None:
-    form = ChatFormat(families.tokenizer("", PLAIN))
-    text = form.tokenizer.decode(form.render([*opening, user("hi")], [TOOL, LOOKUP]))
+@pytest.mark.parametrize(
+    "system_messages", [[SYSTEM], [{"role": "system", "content": ""}], []], ids=["text", "empty", "none"]
+)
+def test_a_template_without_tools_gets_them_into_the_system_message(system_messages: list[Message]) -> None:
+    form = ChatFormat(families.tokenizer("", WITHOUT_TOOLS))
+    text = form.tokenizer.decode(form.render([*system_messages, user("hi")], [TOOL, LOOKUP]))
     system, _, rest = text.partition("<|im_end|>\n")
-    kind = f"{SYSTEM['content']}\n\n" if opening and opening[0]["content"] else ""
+    kind = f"{SYSTEM['content']}\n\n" if system_messages and system_messages[0]["content"] else ""
     assert system.startswith(f"<|im_start|>system\n{kind}# Tools\n\nYou may call")
     assert [json.loads(line) for line in system.partition("<tools>\n")[2].splitlines()[:2]] == [TOOL, LOOKUP]
     assert system.endswith("</tool_call>")
     assert rest == "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
-    assert "# Tools" not in form.tokenizer.decode(form.render([*opening, user("hi")], []))
+    assert "# Tools" not in form.tokenizer.decode(form.render([*system_messages, user("hi")], []))
     assert form.exactness_problem() == ""
 
 
 def test_a_template_that_names_tools_and_does_not_show_them_is_refused() -> None:
-    form = ChatFormat(families.tokenizer("", "{% if tools %}{% endif %}" + PLAIN))
+    form = ChatFormat(families.tokenizer("", "{% if tools %}{% endif %}" + WITHOUT_TOOLS))
     assert "leaves the tools out of the prompt" in form.exactness_problem()
 
 

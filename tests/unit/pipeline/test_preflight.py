@@ -284,10 +284,10 @@ def test_a_model_with_too_few_positions_is_refused(tmp_path: Path) -> None:
 
 
 def test_the_remedy_for_a_short_limit_is_within_the_positions(tmp_path: Path) -> None:
-    longest = int(by_name(list(model_checks(settings(), gpus())))["episode"].seen.split(" has ")[1].split()[0])
-    spec = other_model(tmp_path / "m", max_position_embeddings=longest + 50)
+    token_count = int(by_name(list(model_checks(settings(), gpus())))["episode"].seen.split(" has ")[1].split()[0])
+    spec = other_model(tmp_path / "m", max_position_embeddings=token_count + 50)
     result = by_name(list(model_checks(settings(model__spec=spec, training__max_length=100), gpus())))["episode"]
-    assert result.fix == f"training.max_length = {longest + 50}"
+    assert result.fix == f"training.max_length = {token_count + 50}"
 
 
 def test_a_broken_configuration_is_a_finding_and_no_traceback(tmp_path: Path) -> None:

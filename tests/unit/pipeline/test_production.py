@@ -1,6 +1,7 @@
 """Production in a cycle's analysis: what counts, what is left out, and that the evidence stays what it was."""
 
 import json
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import datetime, timedelta
@@ -203,7 +204,10 @@ async def test_production_is_analysed_beside_the_episodes_once_and_for_good(cont
     assert await analysis(context) == (findings, labels)
     with read_session(context.store) as session:
         assert count_labelled(session, CYCLE) == (20, EPISODES)
-    assert gather(context).analysed == {"episodes": EPISODES, "production": 20}
+    figures = gather(context)
+    assert figures.analysed == {"episodes": EPISODES, "production": 20}
+    assert figures.collected == Counter(item.outcome for item in collect.collected(context))
+    assert figures.collected.keys() == {Outcome.SUCCESS, Outcome.FAILURE}
 
 
 async def test_the_newest_so_many_are_analysed(context: Context) -> None:

@@ -67,9 +67,9 @@ def repository_view(db: Session) -> tuple[list[tuple[object, ...]], list[tuple[o
     live = [promotion.adapter for promotion in promotions.live_adapters(db)]
     rows: list[tuple[object, ...]] = []
     for cycle in cycles.list_cycles(db, limit=MAX_CYCLES):
-        events = cycles.list_stage_events(db, cycle.id)
+        events = [event for event in cycles.list_stage_events(db, cycle.id) if event.stage != "session"]
         last = f"{events[-1].stage} {events[-1].state}" if events else ""
-        rows.append((cycle.id, cycle.target, cycle.model, str(cycle.state), last))
+        rows.append((cycle.id, cycle.target, cycle.model, str(cycle.state), last, cycle.summary.get("verdict", "")))
     versions: list[tuple[object, ...]] = []
     traffic = serving.count_routed(db)
     for version in adapters.list_adapters(db):
@@ -81,7 +81,7 @@ def repository_view(db: Session) -> tuple[list[tuple[object, ...]], list[tuple[o
 
 def status_view(status: StoreStatus) -> tuple[list[tuple[object, ...]], list[tuple[object, ...]], list[str]]:
     rows: list[tuple[object, ...]] = [
-        (item.id, item.target, item.model, item.state, item.last_stage) for item in status.cycles
+        (item.id, item.target, item.model, item.state, item.last_stage, item.verdict) for item in status.cycles
     ]
     versions: list[tuple[object, ...]] = [
         (item.name, item.gate, item.decision, item.live, item.conversations) for item in status.adapters
@@ -97,6 +97,8 @@ def test_the_whole_chain(file: Path) -> None:
             cycles.save_cycle(db, replace(CYCLE, id=f"d{number}", created_at=later(number // 2)))
         cycles.save_stage_event(db, StageEvent("d11", "train", StageState.FAILED, T0))
         cycles.save_stage_event(db, StageEvent("d11", "train", StageState.STARTED, later(-5)))
+        cycles.save_stage_event(db, StageEvent("d11", "session", StageState.FINISHED, later(9)))
+        cycles.set_cycle_state(db, "d11", CycleState.FINISHED, at=later(9), summary={"verdict": "It won nothing."})
         save_trajectories(db, [trajectory("t9")])
         serving.save_routing(db, [RoutingChoice("t9", "base", {}, 0.0)])
     with read_session(store) as db:
@@ -104,7 +106,7 @@ def test_the_whole_chain(file: Path) -> None:
     store.dispose()
     assert status_view(store_status(sqlite_url(file))) == expected
     assert expected[2] == ["date-reasoning@v1"]
-    assert expected[0][0][-1] == "train started"
+    assert expected[0][0][-2:] == ("train started", "It won nothing.")
 
 
 Action = Callable[[Session, str, int], object]
