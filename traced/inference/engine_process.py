@@ -61,6 +61,9 @@ EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts")
 CPU_BATCH_TOKENS = 4096
 # Bounds of the size of vLLM's key-value cache on a CPU.
 MIN_CACHE_GIB, MAX_CACHE_GIB = 1, 2
+# Seconds of one step after which vLLM ends itself, 300 by default: on a busy CPU whole prompts of some thousand tokens
+# take longer, and ``engine.silence_s`` is the limit of a request.
+CPU_STEP_S = 3600
 BUILD_TIMEOUT_S = 60.0
 REPORT_INTERVAL_S = 20.0
 # The number of last log lines that are searched for the stage of a start.
@@ -153,6 +156,12 @@ def free_port() -> int:
         return int(listener.getsockname()[1])
 
 
+def keep_log(path: Path) -> None:
+    """Rename the log of an earlier engine at the same port: it says why that engine ended, and this one replaces it."""
+    if path.exists():
+        path.replace(path.with_name(f"{path.name}.earlier"))
+
+
 def delete_old_logs(folder: Path, count: int = MAX_LOGS) -> None:
     """Delete all engine logs except the newest ``count``."""
     # Another process may delete them at the same time.
@@ -183,7 +192,7 @@ def _spawn(
     command += [part for name, value in options.items() for part in (f"--{name}", str(value))]
     for name, path in adapters.items():
         command += ["--adapter", f"{name}={path}"]
-    log_path.unlink(missing_ok=True)
+    keep_log(log_path)
     threads = {"OMP_NUM_THREADS": str(options["threads"])}
     try:
         return start(command, log=log_path, variables=threads, pass_fds=[listener.fileno()])
@@ -356,7 +365,7 @@ def start_vllm(options: VllmOptions, *, data_dir: Path, port: int, timeout_s: fl
     build = detect_build(python)
     log_path = data_dir / "logs" / f"engine-{port}.log"
     delete_old_logs(log_path.parent)
-    log_path.unlink(missing_ok=True)
+    keep_log(log_path)
     log.info("starting vLLM %s for a %s, log: %s", build.version, "GPU" if build.gpu else "CPU", log_path)
     try:
         flags, variables = options.flags(port, gpu=build.gpu), options.variables(gpu=build.gpu)
@@ -420,6 +429,7 @@ def cpu_variables() -> dict[str, str]:
     variables = {
         "VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, sorted(os.sched_getaffinity(0)))),
         "VLLM_CPU_KVCACHE_SPACE": str(max(MIN_CACHE_GIB, min(MAX_CACHE_GIB, cache_gib))),
+        "VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS": str(CPU_STEP_S),
     }
     return {name: value for name, value in variables.items() if name not in os.environ}
 

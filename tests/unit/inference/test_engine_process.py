@@ -16,6 +16,7 @@ from traced.inference.engine_process import (
     cpu_variables,
     detect_build,
     flag_value,
+    keep_log,
     start_vllm,
 )
 from traced.inference.errors import EngineStartError
@@ -59,12 +60,23 @@ def test_the_environment_wins_over_the_defaults_of_a_cpu(monkeypatch: pytest.Mon
     variables = cpu_variables()
     assert variables["VLLM_CPU_OMP_THREADS_BIND"] == ",".join(map(str, sorted(os.sched_getaffinity(0))))
     assert 1 <= int(variables["VLLM_CPU_KVCACHE_SPACE"]) <= 2
+    assert int(variables["VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS"]) > 300
     monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "40")
     assert "VLLM_CPU_KVCACHE_SPACE" not in cpu_variables()
     options = VllmOptions(Path("/m"), 1, 8, 1)
     assert "VLLM_CPU_OMP_THREADS_BIND" not in options.variables(gpu=True)
     assert "VLLM_SERVER_DEV_MODE" not in options.variables(gpu=False)
     assert VllmOptions(Path("/m"), 1, 8, 1, sleep_mode=True).variables(gpu=True)["VLLM_SERVER_DEV_MODE"] == "1"
+
+
+def test_the_log_of_an_engine_that_ended_stays_when_another_starts_at_its_port(tmp_path: Path) -> None:
+    path = tmp_path / "engine-1.log"
+    keep_log(path)
+    for text in ("first", "second"):
+        path.write_text(text)
+        keep_log(path)
+        assert not path.exists()
+        assert [file.read_text() for file in tmp_path.glob("engine-*.log*")] == [text]
 
 
 @pytest.mark.parametrize(
