@@ -51,11 +51,13 @@ spec = {model}
 [engine]
 backend = "vllm"
 max_length = {positions}
-max_tokens = 64
+max_tokens = 128
+silence_s = 1800.0
 
 [collect]
 episodes = {episodes}
-concurrency = 2
+concurrency = 4
+temperature = 0.4
 
 [training]
 iterations = 2

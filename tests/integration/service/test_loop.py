@@ -20,7 +20,7 @@ from store.repositories.events import due_notices, list_events
 from store.service_tables import AttemptRow
 from store.tables import CycleRow
 from tests.integration.service.place import Place
-from tests.integration.service.scripted import CRASHED, failed
+from tests.integration.service.scripted import CRASHED, SUMMARY, failed
 from tests.unit.store.chain import T0
 from traced.api.auth import Caller
 from traced.api.errors import Busy
@@ -43,7 +43,9 @@ def kinds(place: Place) -> list[str]:
         return [event.kind for event in list_events(session)]
 
 
-async def test_a_cycle_runs_in_order_waits_for_a_person_and_carries_on(place: Place) -> None:
+async def test_a_cycle_runs_in_order_waits_for_a_person_and_carries_on(
+    place: Place, caplog: pytest.LogCaptureFixture
+) -> None:
     place.control.start(ADA, Reason(reason="to see"))
     waiting = await place.run_until(*WAITING)
     assert waiting.state is CycleState.WAITING
@@ -54,8 +56,10 @@ async def test_a_cycle_runs_in_order_waits_for_a_person_and_carries_on(place: Pl
     place.control.decide(ADA, Reason(reason="good"), partial(decisions.approve, adapter="alpha@v1"))
     assert place.cycle().state is CycleState.WAITING
     place.control.decide(ADA, Reason(reason="not needed"), partial(decisions.reject, adapter="beta@v1"))
-    done = await place.run_until(*END_STATES)
-    assert (done.state, done.summary) == (CycleState.FINISHED, {"made": True})
+    with caplog.at_level("INFO"):
+        done = await place.run_until(*END_STATES)
+    assert f"cycle {done.id} is finished. It won nothing." in caplog.messages
+    assert (done.state, done.summary) == (CycleState.FINISHED, SUMMARY)
     assert place.scripted.stage_runs[-2:] == ["evaluate", "report"]
     assert len(place.scripted.stage_runs) == 12
     assert [adapter.name for adapter in place.control.adapters() if adapter.live] == ["alpha@v1"]
