@@ -24,6 +24,8 @@ from sandbox.wire import read_step, read_task, read_user_request
 # Limits of an untrusted file: what it asks is paid for.
 MAX_REQUESTS = 128
 MAX_REQUEST_BYTES = 64 * 1024
+# How often a user that is a model is asked for one message, until the message can be used.
+USER_ATTEMPTS = 3
 MODEL = "model"
 
 

@@ -14,8 +14,9 @@ from typing import Any
 from agents.errors import ModelDenied, ModelError, ModelRefused, ModelUnavailable, OutOfForm
 from agents.llm.model import Model
 from agents.llm.question import ChatMessage, Purpose, Question
+from sandbox.user import USER_ATTEMPTS
 from traced.targets.errors import ConversationTooLong, SimulatorError, UserUnavailable
-from traced.targets.user_checks import USER_ATTEMPTS, fault_of
+from traced.targets.user_checks import fault_of
 
 STAGE = "user"
 VARIANTS = 1000  # of one message in the ledger
