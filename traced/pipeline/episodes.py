@@ -191,6 +191,15 @@ async def _run(
     limits = limits_of(context, source)
     batch: list[Trajectory] = []
     failures: list[Trajectory] = []
+
+    # As they end and not in the order of the jobs: behind a long episode, others would neither be seen nor be kept.
+    def keep(trajectory: Trajectory) -> None:
+        batch.append(trajectory if tokens else dataclasses.replace(trajectory, turns=[]))
+        failures.extend([trajectory] if trajectory.outcome is Outcome.INFRASTRUCTURE else [])
+        tick(trajectory)
+        if len(batch) >= BATCH:
+            _save(context, batch)
+
     running = run_episodes(
         source,
         jobs,
@@ -200,14 +209,11 @@ async def _run(
         temperature=origin.temperature,
         cycle_id=origin.cycle_id,
         base_seed=origin.base_seed,
+        on_end=keep,
     )
     try:
-        async for trajectory in running:
-            batch.append(trajectory if tokens else dataclasses.replace(trajectory, turns=[]))
-            failures += [trajectory] if trajectory.outcome is Outcome.INFRASTRUCTURE else []
-            tick(trajectory)
-            if len(batch) == BATCH:
-                _save(context, batch)
+        async for _ in running:
+            pass
     finally:
         # Closing first cancels open episodes; what had ended before an error or a cancellation is then stored.
         await running.aclose()

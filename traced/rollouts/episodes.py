@@ -13,7 +13,7 @@ import asyncio
 import contextlib
 import hashlib
 import json
-from collections.abc import AsyncGenerator, Awaitable, Iterable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -83,15 +83,22 @@ async def run_episodes(
     temperature: float,
     cycle_id: str | None = None,
     base_seed: int = 0,
+    on_end: Callable[[Trajectory], None] = lambda _: None,
 ) -> AsyncGenerator[Trajectory, None]:
-    """Run every job, at most ``limits.concurrency`` of them at once, and yield the trajectories in job order."""
+    """Run every job, at most ``limits.concurrency`` of them at once, and yield the trajectories in job order.
+
+    Args:
+        on_end: Called with each trajectory as soon as its episode has ended, whatever the episodes before it do.
+    """
     origin = Origin(source.name, model, temperature, cycle_id, base_seed)
     runner = _Runner(source, policy, limits, origin)
     slots = asyncio.Semaphore(limits.concurrency)
 
     async def run_job(job: EpisodeJob) -> Trajectory:
         async with slots:
-            return await runner.run(job)
+            trajectory = await runner.run(job)
+        on_end(trajectory)
+        return trajectory
 
     # All tasks exist from the start, so later episodes run while the consumer handles earlier ones.
     tasks = [asyncio.create_task(run_job(job)) for job in jobs]

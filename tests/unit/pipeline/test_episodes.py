@@ -1,5 +1,6 @@
 """Episodes that are lost to a failing engine are played again within the run."""
 
+import asyncio
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,6 +9,8 @@ import pytest
 
 from sandbox.client import SandboxSource
 from sandbox.contract import Message, Tool
+from store.database import read_session
+from store.repositories.trajectories import judged_ids
 from store.types import Outcome, Trajectory
 from tests.desk import DESK
 from tests.local_source import LocalSource
@@ -66,6 +69,43 @@ async def test_lost_episodes_are_played_again_and_reported_once(context: Context
     calls = policy.calls.total()
     assert (await play(context, policy))[0] == trajectories
     assert policy.calls.total() == calls
+
+
+class HeldPolicy:
+    """Ends every conversation but the first, which waits for ever."""
+
+    def __init__(self) -> None:
+        self.held_key = ""
+
+    async def complete(self, messages: list[Message], tools: list[Tool], *, seed: int) -> Completion:
+        self.held_key = self.held_key or str(messages)
+        if str(messages) == self.held_key:
+            await asyncio.Event().wait()
+        return Completion({"role": "assistant", "content": "Good bye."}, [1], [2], [-0.1], "stop")
+
+
+async def test_episodes_behind_a_long_one_are_reported_and_kept_as_they_end(tmp_path: Path) -> None:
+    ticks: list[Trajectory | None] = []
+    all_but_first = asyncio.Event()
+
+    def tick(trajectory: Trajectory | None) -> None:
+        ticks.append(trajectory)
+        if len(ticks) == len(JOBS) - 1:
+            all_but_first.set()
+
+    with context_with_chain(tmp_path, {"collect.concurrency": len(JOBS)}) as context:
+        async with DESK.source() as source:
+            run = asyncio.create_task(
+                episodes(context, source, JOBS, HeldPolicy(), model="base", temperature=1.0, tick=tick)
+            )
+            async with asyncio.timeout(20):
+                await all_but_first.wait()
+            run.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await run
+        with read_session(context.store) as session:
+            stored_ids = judged_ids(session, [trajectory.id for trajectory in ticks if trajectory])
+    assert len(stored_ids) == len(JOBS) - 1
 
 
 async def test_most_episodes_lost_twice_end_the_stage_with_the_reason(context: Context) -> None:
