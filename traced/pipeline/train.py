@@ -205,7 +205,8 @@ def with_user(context: Context, job: TrainingJob, call_seconds: float) -> Traini
 def store_variables(context: Context) -> dict[str, str]:
     """Return the variables by which the trainer's process finds the store; its URL may hold a password."""
     section = context.settings.store
-    return {URL_VARIABLE: section.url, PASSWORD_VARIABLE: section.password_file}
+    variables = {URL_VARIABLE: section.url, PASSWORD_VARIABLE: section.password_file}
+    return {name: value for name, value in variables.items() if value}
 
 
 def job_in(context: Context, run_id: str, capability: str, environment: str, device: TrainingDevice) -> TrainingJob:

@@ -15,6 +15,7 @@ from store.repositories.environments import save_environment
 from store.repositories.llm_replies import list_replies, stage_costs
 from tests.scripted_model import Scripted, ScriptedReply, scripted_server
 from tests.unit.pipeline.contexts import context_with_chain
+from traced.config.settings import load_settings
 from traced.core.errors import TracedError
 from traced.pipeline import evaluate, train
 from traced.pipeline.context import Context
@@ -118,7 +119,10 @@ async def test_a_synthetic_environment_that_asks_for_a_model_gets_it(tmp_path: P
         assert (training_job.user["cycle_id"], training_job.user["data_dir"]) == ("c1", str(tmp_path))
         # The trainer finds the store by variables and not by its job: a URL may hold a password.
         assert set(training_job.user) == {"model", "data_dir", "cycle_id"}
-        assert store_variables(context) == {"TRACED_STORE__URL": "", "TRACED_STORE__PASSWORD_FILE": ""}
+        assert store_variables(context) == {}
+        url = "postgresql://ann@host/traced"
+        with_url = dataclasses.replace(context, settings=load_settings(tmp_path, {"store.url": url}))
+        assert store_variables(with_url) == {"TRACED_STORE__URL": url}
 
 
 def test_the_users_model_is_part_of_what_is_learned(tmp_path: Path) -> None:
