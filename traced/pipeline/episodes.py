@@ -6,6 +6,7 @@ then, the stage fails with the first one's text. ``PromptedPolicy``
 appends a prompt patch to the system prompt; recorded messages and the environment never contain it.
 """
 
+import asyncio
 import dataclasses
 import hashlib
 from collections import Counter
@@ -26,6 +27,7 @@ from traced.rollouts.step_limit import step_timeout_s, user_wait_s
 from traced.targets.registry import Target
 
 BATCH = 32  # trajectories per transaction
+KEEP_S = 5.0  # seconds that one waits for others at most: a stage that is killed loses no more
 ROUNDS = 2  # runs of an episode before it counts as lost
 BASE = "base"
 
@@ -192,13 +194,25 @@ async def _run(
     batch: list[Trajectory] = []
     failures: list[Trajectory] = []
 
+    timer: asyncio.TimerHandle | None = None
+
+    def save() -> None:
+        nonlocal timer
+        if timer is not None:
+            timer.cancel()
+            timer = None
+        _save(context, batch)
+
     # As they end and not in the order of the jobs: behind a long episode, others would neither be seen nor be kept.
     def keep(trajectory: Trajectory) -> None:
+        nonlocal timer
         batch.append(trajectory if tokens else dataclasses.replace(trajectory, turns=[]))
         failures.extend([trajectory] if trajectory.outcome is Outcome.INFRASTRUCTURE else [])
         tick(trajectory)
         if len(batch) >= BATCH:
-            _save(context, batch)
+            save()
+        elif timer is None:
+            timer = asyncio.get_running_loop().call_later(KEEP_S, save)
 
     running = run_episodes(
         source,
@@ -217,7 +231,7 @@ async def _run(
     finally:
         # Closing first cancels open episodes; what had ended before an error or a cancellation is then stored.
         await running.aclose()
-        _save(context, batch)
+        save()
     return failures
 
 

@@ -108,6 +108,30 @@ async def test_episodes_behind_a_long_one_are_reported_and_kept_as_they_end(tmp_
     assert len(stored_ids) == len(JOBS) - 1
 
 
+async def test_an_ended_episode_is_in_the_store_while_others_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("traced.pipeline.episodes.KEEP_S", 0.01)
+    with context_with_chain(tmp_path, {"collect.concurrency": len(JOBS)}) as context:
+        ticks: list[Trajectory | None] = []
+
+        def count_stored() -> int:
+            with read_session(context.store) as session:
+                return len(judged_ids(session, [trajectory.id for trajectory in ticks if trajectory]))
+
+        async with DESK.source() as source:
+            run = asyncio.create_task(
+                episodes(context, source, JOBS, HeldPolicy(), model="base", temperature=1.0, tick=ticks.append)
+            )
+            async with asyncio.timeout(20):
+                while count_stored() < len(JOBS) - 1:  # noqa: ASYNC110 (the store has no event for it)
+                    await asyncio.sleep(0.01)
+            assert not run.done()
+            run.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await run
+
+
 async def test_most_episodes_lost_twice_end_the_stage_with_the_reason(context: Context) -> None:
     with pytest.raises(EngineError, match=r"6 of 6 episodes of .* were lost to .*: the engine is gone"):
         await play(context, UnsteadyPolicy(failures=2))
