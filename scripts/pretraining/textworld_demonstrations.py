@@ -78,8 +78,8 @@ class Demonstrator:
     def _call(self, verb: str, arguments: dict[str, str]) -> dict[str, Any]:
         if self.quest.done or len(self.messages) > 2 * MOVES:
             raise GiveUp("That is done.")
-        call = {"id": f"call_{len(self.messages)}", "type": "function"}
-        call["function"] = {"name": verb, "arguments": json.dumps(arguments)}  # type: ignore[assignment]
+        function = {"name": verb, "arguments": json.dumps(arguments)}
+        call = {"id": f"call_{len(self.messages)}", "type": "function", "function": function}
         message = {"role": "assistant", "content": None, "tool_calls": [call]}
         replies = self.quest.step(message)
         self.messages += [message, *replies]

@@ -178,18 +178,21 @@ async def test_a_time_limit_of_verifiers_ends_the_episode(folder: Path) -> None:
         await episode.close()
 
 
-async def test_an_environment_that_breaks_is_the_targets_fault(folder: Path) -> None:
-    async with environment_target(folder, "counter_v1").source() as source:
+@pytest.mark.parametrize(
+    ("environment", "message", "fault"),
+    [
+        ("counter_v1", add('{"number": -1}'), "the counter broke"),
+        ("reverse_word_v1", text("judge"), "the judge is away"),
+    ],
+)
+async def test_an_environment_that_breaks_is_the_targets_fault(
+    folder: Path, environment: str, message: Message, fault: str
+) -> None:
+    async with environment_target(folder, environment).source() as source:
         episode = source.episode()
         await episode.reset(0)
-        with pytest.raises(TargetFault, match="the counter broke"):
-            await episode.step(add('{"number": -1}'))
-        await episode.close()
-    async with environment_target(folder, "reverse_word_v1").source() as source:
-        episode = source.episode()
-        await episode.reset(0)
-        with pytest.raises(TargetFault, match="the judge is away"):
-            await episode.step(text("judge"))
+        with pytest.raises(TargetFault, match=fault):
+            await episode.step(message)
         await episode.close()
 
 

@@ -2,7 +2,8 @@
 
 import ast
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from store.repositories.environments import save_environment
 from store.repositories.llm_replies import list_replies, stage_costs
 from store.types import AdmissionReport, EndCause, Outcome, Trajectory
 from tests.integration.sandbox.conftest import ENVIRONMENTS
+from tests.scripted_model import Script as Answers
 from tests.scripted_model import Scripted, ScriptedReply, Status, scripted_server
 from tests.unit.pipeline.contexts import context_with_chain
 from traced.core.errors import StageError
@@ -287,13 +289,21 @@ def environment_overrides(server: Scripted, **user: Any) -> dict[str, object]:
     return {f"target.user.{key}": value for key, value in model.items()} | sizes
 
 
+@contextmanager
+def environment_context(
+    folder: Path, answer: Answers = customer, overrides: Mapping[str, object] | None = None, **user: Any
+) -> Iterator[tuple[Context, Scripted]]:
+    """A context whose user is a model behind a scripted server, and the server."""
+    with scripted_server(answer) as server:
+        settings = environment_overrides(server, **user) | dict(overrides or {})
+        with context_with_chain(folder, settings) as context:
+            yield context, server
+
+
 async def test_admission_asks_the_model_only_for_the_base_models_episodes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with (
-        scripted_server(customer) as server,
-        context_with_chain(tmp_path, environment_overrides(server)) as context,
-    ):
+    with environment_context(tmp_path) as (context, _):
         report = await admission_report(context, PARCELS, monkeypatch)
         with context.read_session() as session:
             replies = list_replies(session, "c1", stage="user")
@@ -308,10 +318,7 @@ async def test_admission_asks_the_model_only_for_the_base_models_episodes(
 async def test_without_a_model_a_file_that_asks_for_it_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with (
-        scripted_server(customer) as server,
-        context_with_chain(tmp_path, environment_overrides(server, model="")) as context,
-    ):
+    with environment_context(tmp_path, model="") as (context, server):
         report = await admission_report(context, PARCELS, monkeypatch)
     assert [name for name, passed in checks_of(report).items() if not passed] == ["source"]
     text = as_text(report)
@@ -323,10 +330,7 @@ async def test_without_a_model_a_file_that_asks_for_it_is_refused(
 async def test_a_file_that_does_not_say_that_its_user_is_a_model_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with (
-        scripted_server(customer) as server,
-        context_with_chain(tmp_path, environment_overrides(server)) as context,
-    ):
+    with environment_context(tmp_path) as (context, _):
         undeclared = PARCELS.replace('{"user": "model"}', '{"user": "scripted"}')
         report = await admission_report(context, undeclared, monkeypatch)
     assert not report.admitted
@@ -341,10 +345,7 @@ async def test_faults_of_the_user_are_no_rewards_of_the_base_model(
         return customer(body, nth) if 3 <= nth < 9 else "As an AI language model I cannot."
 
     one_at_a_time = {"admission.base_seeds": 1, "collect.concurrency": 1}
-    with (
-        scripted_server(answer) as server,
-        context_with_chain(tmp_path, environment_overrides(server) | one_at_a_time) as context,
-    ):
+    with environment_context(tmp_path, answer, one_at_a_time) as (context, server):
         report = await admission_report(context, PARCELS, monkeypatch)
         assert report.checks[-1].evidence["rollouts"] == ROLLOUTS - 1
         assert len(server.requests) == 12
@@ -372,10 +373,7 @@ async def test_a_users_server_that_is_away_ends_the_admission(tmp_path: Path, mo
 
 async def test_the_stages_open_an_environment_with_the_user_that_it_asks_for(tmp_path: Path) -> None:
     messages = await solution()
-    with (
-        scripted_server(customer) as server,
-        context_with_chain(tmp_path, environment_overrides(server)) as context,
-    ):
+    with environment_context(tmp_path) as (context, server):
         async with context.environment_source(PARCELS) as source:
             jobs = [EpisodeJob(SEED, 0, "", str(SEED))]
             (trajectory,) = await episodes(context, source, jobs, Script(messages), model="base", temperature=1.0)

@@ -12,21 +12,22 @@ SYSTEM = (
 JSON = dict[str, Any]
 
 
-def _tool(name: str, description: str, **properties: JSON) -> Tool:
+def declared(name: str, description: str, **properties: JSON) -> Tool:
+    """Create a tool whose parameters are all required."""
     parameters = {"type": "object", "properties": properties, "required": list(properties)}
     return {"type": "function", "function": {"name": name, "description": description, "parameters": parameters}}
 
 
 _TEXT: JSON = {"type": "string"}
 TOOLS = [
-    _tool("find_loan", "Find a loan and who waits for it", loan=_TEXT),
-    _tool("search_catalogue", "Search books", words=_TEXT),
-    _tool("renew_loan", "Renew a loan until a day", loan=_TEXT, until=_TEXT),
-    _tool(
+    declared("find_loan", "Find a loan and who waits for it", loan=_TEXT),
+    declared("search_catalogue", "Search books", words=_TEXT),
+    declared("renew_loan", "Renew a loan until a day", loan=_TEXT, until=_TEXT),
+    declared(
         "reserve_copy", "Reserve a copy of a book", copy=_TEXT, branch={"type": "string", "enum": ["north", "south"]}
     ),
-    _tool("waive_fine", "Waive a fine", fine=_TEXT, weeks={"type": "integer"}),
-    _tool("escalate_to_librarian", "Hand the reader to a person at the desk", note=_TEXT),
+    declared("waive_fine", "Waive a fine", fine=_TEXT, weeks={"type": "integer"}),
+    declared("escalate_to_librarian", "Hand the reader to a person at the desk", note=_TEXT),
 ]
 LOAN = {"loan": "L501", "title": "Emma", "waiting": 0}
 COPIES = {

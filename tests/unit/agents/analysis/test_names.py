@@ -1,14 +1,14 @@
 """Requests where things have names: files, things with a code here and there, requests that come later."""
 
-import json
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import replace
 
 import pytest
 
 from agents.analyst.builtin import discover, label_runs
-from store.types import EndCause, Outcome, Trajectory, Verdict
+from store.types import Outcome, Tool, Trajectory, Verdict
+from tests.unit.agents.analysis.library import agent, calls, declared, talk, user
 
 STEMS = ("notes", "plan", "to_do", "read-me", "mr. smith", "a")
 FILES = [f"{stem}.{suffix}" for stem in STEMS for suffix in ("txt", "md")]
@@ -16,42 +16,17 @@ COLOURS = ("red", "blue", "green", "old", "new", "big", "tin", "glass", "odd", "
 MULTI_STEP = "multi-step-completion"
 
 
-def tool(name: str, description: str, *arguments: str) -> dict[str, Any]:
-    properties = {argument: {"type": "string"} for argument in arguments}
-    parameters = {"type": "object", "properties": properties, "required": list(arguments)}
-    return {"type": "function", "function": {"name": name, "description": description, "parameters": parameters}}
+def tool(name: str, description: str, *arguments: str) -> Tool:
+    return declared(name, description, **{argument: {"type": "string"} for argument in arguments})
 
 
 def conversation(
-    number: int, user: Sequence[str], calls: Sequence[tuple[str, dict[str, str]]], tools: list[dict[str, Any]]
+    number: int, text: str, call_list: Sequence[tuple[str, dict[str, str]]], tools: list[Tool]
 ) -> Trajectory:
-    """A conversation in which the agent makes its calls after the user's first message."""
-    messages: list[dict[str, Any]] = [{"role": "user", "content": user[0]}]
-    for position, (name, arguments) in enumerate(calls):
-        function = {"name": name, "arguments": json.dumps(arguments)}
-        messages += [
-            {"role": "assistant", "content": None, "tool_calls": [{"id": f"c{position}", "function": function}]},
-            {"role": "tool", "tool_call_id": f"c{position}", "content": json.dumps({"ok": True, **arguments})},
-        ]
-    for text in user[1:]:
-        messages += [{"role": "assistant", "content": "Done. More?"}, {"role": "user", "content": text}]
-    messages.append({"role": "assistant", "content": "Done."})
-    is_served = number % 3 > 0
-    return Trajectory(
-        id=str(number),
-        source="files",
-        split="train",
-        task_id=str(number),
-        trial=0,
-        model="base",
-        temperature=1.0,
-        messages=messages,
-        tools=tools,
-        turns=[],
-        reward=float(is_served),
-        outcome=Outcome.SUCCESS if is_served else Outcome.FAILURE,
-        end_cause=EndCause.DONE,
-    )
+    """A conversation of one request and its calls; two of three succeed."""
+    parts = [calls(name, {"ok": True, **arguments}, **arguments) for name, arguments in call_list]
+    outcome = Outcome.SUCCESS if number % 3 else Outcome.FAILURE
+    return replace(talk(user(text), *parts, agent("Done."), name=str(number), outcome=outcome), tools=tools)
 
 
 def verdicts(trajectories: Sequence[Trajectory]) -> dict[str, Verdict]:
@@ -72,9 +47,9 @@ def test_files_are_things_with_names() -> None:
     rows = []
     for number in range(90):
         first, second = FILES[number % 12], FILES[(number + 1 + number % 7) % 12]
-        calls = [("copy_file", {"file": first}), ("delete_file", {"file": second})]
+        call_list = [("copy_file", {"file": first}), ("delete_file", {"file": second})]
         text = f"Please copy {first} to the archive. Also, please delete {second}."
-        rows.append(conversation(number, [text], calls[: 1 + (number % 3 > 0)], tools))
+        rows.append(conversation(number, text, call_list[: 1 + (number % 3 > 0)], tools))
     assert counts(rows) == EXPECTED
 
 
@@ -89,11 +64,11 @@ def test_writes_without_arguments_make_no_world_of_names(with_phone: bool) -> No
     rows = []
     for number in range(90):
         first, second = f"L{1001 + number}", f"L{3001 + number}"
-        calls: list[tuple[str, dict[str, str]]] = [("refuel_line", {"line_id": first})]
-        calls += [("suspend_line", {"line_id": second})] * (number % 3 > 0)
-        calls += [("toggle_data", {}), ("reset_network", {})] * (2 * with_phone)
+        call_list: list[tuple[str, dict[str, str]]] = [("refuel_line", {"line_id": first})]
+        call_list += [("suspend_line", {"line_id": second})] * (number % 3 > 0)
+        call_list += [("toggle_data", {}), ("reset_network", {})] * (2 * with_phone)
         text = f"Please refuel line {first}. Also, please suspend line {second}."
-        rows.append(conversation(number, [text], calls, tools))
+        rows.append(conversation(number, text, call_list, tools))
     assert counts(rows) == EXPECTED
 
 
@@ -102,7 +77,7 @@ def test_a_later_request_is_not_served_by_what_came_before() -> None:
     rows = []
     for number in range(90):
         first, second = f"{COLOURS[number % 12]} box", f"{COLOURS[(number + 1 + number % 7) % 12]} door"
-        calls = [("open", {"thing": first}), *([("close", {"thing": second})] * (number % 3 > 0))]
+        call_list = [("open", {"thing": first}), *([("close", {"thing": second})] * (number % 3 > 0))]
         text = f"I would like a look into the {first}. Please open the {first}. Also, please close the {second}."
-        rows.append(conversation(number, [text], calls, tools))
+        rows.append(conversation(number, text, call_list, tools))
     assert counts(rows) == EXPECTED
