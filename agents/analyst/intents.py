@@ -70,9 +70,10 @@ class Intents:
     def requests(self, view: View) -> list[Request]:
         """Return the distinct requests of a conversation, in order."""
         requests: list[Request] = []
+        is_same = _is_same_by_name if self.names else _is_same_request
         for clause in view.clauses:
             for request in self._requests_in(clause):
-                position = next((i for i, other in enumerate(requests) if _is_same_request(request, other)), None)
+                position = next((i for i, other in enumerate(requests) if is_same(request, other)), None)
                 if position is None:
                     requests.append(request)
                 elif requests[position].tool == "":
@@ -268,9 +269,14 @@ def _usage(views: Sequence[View], writes: Sequence[str]) -> _Usage:
     return usage
 
 
+def _is_same_by_name(first: Request, other: Request) -> bool:
+    """Return whether two requests are one where things have names: a place that two things share makes none of them."""
+    if first.tool == other.tool != "":
+        return first.objects <= other.objects or other.objects <= first.objects
+    return first.objects == other.objects and "" in (first.tool, other.tool)
+
+
 def _is_same_request(first: Request, other: Request) -> bool:
-    if first.objects == other.objects and "" in (first.tool, other.tool):
-        return True
     if first.tool != other.tool:
         return first.tool is None and bool(first.objects & other.objects)
     return not first.objects or not other.objects or bool(first.objects & other.objects)

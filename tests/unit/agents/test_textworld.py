@@ -2,6 +2,7 @@
 
 import json
 import random
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -11,9 +12,11 @@ from agents.analyst.builtin import discover, label_runs
 from agents.analyst.intents import names_in
 from agents.contrast import retained
 from agents.synthesizer.builtin import synthesize
-from agents.synthesizer.corpus import by_head
+from agents.synthesizer.corpus import by_head, read_corpus
 from agents.synthesizer.renaming import Renaming
-from store.types import Capability, Label, Verdict
+from agents.synthesizer.response_templates import error_patterns
+from agents.transcript import transcripts
+from store.types import Capability, Label, Outcome, Verdict
 from tests.unit.agents.textworld import quests
 
 WEAKNESSES = ["error-recovery", "multi-step-completion"]
@@ -89,6 +92,7 @@ def test_an_environment_is_written_whose_things_keep_their_kind(capability: str)
             for call in message.get("tool_calls", []):
                 arguments = json.loads(call["function"]["arguments"])
                 assert set(arguments) <= {"thing", "key", "into", "on", "direction"}
+                assert arguments.get("key", "key").split()[-1] in {"key", "keycard", "latchkey", "passkey"}
             environment.step(message)
         assert environment.score().success, seed
 
@@ -111,3 +115,41 @@ def test_a_thing_called_as_an_argument_renames_no_argument() -> None:
     assert renamed["key"] in {"passkey", "latchkey"}
     assert renaming.text("Key: the key") != "Key: the key"
     assert set(renaming.value({"holders": {"key": "Ann"}})["holders"]) == {renamed["key"]}
+
+
+def test_tools_that_are_used_on_the_way_are_recognised() -> None:
+    conversations = transcripts([quest.trajectory for quest in quests() if quest.trajectory.outcome is Outcome.SUCCESS])
+    corpus = read_corpus(conversations, {conversation.trajectory_id for conversation in conversations})
+    assert corpus.incidental == ["open", "take", "unlock"]
+    two_conversations = [conversation for conversation in conversations if len(conversation.calls) > 5][:2]
+    assert (
+        read_corpus(two_conversations, {conversation.trajectory_id for conversation in two_conversations}).incidental
+        == []
+    )
+
+
+def test_the_error_of_a_thing_that_nobody_has_shown_is_that_of_unknown_things() -> None:
+    trajectory = quests()[0].trajectory
+    answer = '{"error": "You see nothing like that."}'
+    function = {"name": "take", "arguments": '{"thing": "ghost"}'}
+    messages = [
+        *trajectory.messages,
+        {"role": "assistant", "content": None, "tool_calls": [{"id": "ghost", "function": function}]},
+        {"role": "tool", "tool_call_id": "ghost", "content": answer},
+    ]
+    other_trajectories = [quest.trajectory for quest in quests()[1:]]
+    corpus = read_corpus(transcripts([replace(trajectory, messages=messages), *other_trajectories]), set())
+    assert error_patterns(corpus)["unknown"] == {"take": answer}
+
+
+def test_a_new_name_keeps_its_own_case() -> None:
+    template = {"ids": [], "names": [{"pool": 0, "values": ["American box"], "avoid": []}], "numbers": []}
+    renaming = Renaming({**template, "shift": [0, 0, 1], "reorder": False}, {"pools": [["tin box"]]}, random.Random(0))
+    assert renaming.text("Open the American box.") == "Open the tin box."
+    lower = {
+        **template,
+        "names": [{"pool": 0, "values": ["red box"], "avoid": []}],
+        "shift": [0, 0, 1],
+        "reorder": False,
+    }
+    assert Renaming(lower, {"pools": [["tin box"]]}, random.Random(0)).text("Red box first.") == "Tin box first."

@@ -7,6 +7,10 @@ from dataclasses import replace
 import pytest
 
 from agents.analyst.builtin import discover, label_runs
+from agents.analyst.corpus import mine
+from agents.analyst.detectors import detect_multi_step_completion
+from agents.analyst.intents import Intents, object_names
+from agents.analyst.view import view
 from store.types import Outcome, Tool, Trajectory, Verdict
 from tests.unit.agents.analysis.library import agent, calls, declared, talk, user
 
@@ -39,6 +43,7 @@ def counts(trajectories: Sequence[Trajectory]) -> dict[Verdict, int]:
     return dict(Counter(verdicts(trajectories).values()))
 
 
+TOOLS = [tool("open", "Open it.", "thing"), tool("close", "Close it.", "thing")]
 EXPECTED = {Verdict.LACKING: 30, Verdict.PRESENT: 60}
 
 
@@ -81,3 +86,57 @@ def test_a_later_request_is_not_served_by_what_came_before() -> None:
         text = f"I would like a look into the {first}. Please open the {first}. Also, please close the {second}."
         rows.append(conversation(number, text, call_list, tools))
     assert counts(rows) == EXPECTED
+
+
+def test_codes_and_calls_without_texts_are_no_names() -> None:
+    by_name = [("open", {"thing": f"{colour} box"}) for colour in COLOURS]
+    by_code = [("refuel", {"line_id": f"L{1001 + number}"}) for number in range(11)]
+    tools = [
+        tool("open", "Open a thing.", "thing"),
+        tool("refuel", "Refuel a line.", "line_id"),
+        tool("reset", "Reset."),
+    ]
+
+    def names_of(call_list: Sequence[tuple[str, dict[str, str]]]) -> frozenset[str]:
+        text = " ".join(value for _, arguments in call_list for value in arguments.values())
+        return object_names([view(conversation(1, text, call_list, tools))], ["open", "refuel", "reset"])
+
+    assert names_of([*by_name, *by_code]) == {f"{colour} box" for colour in COLOURS}
+    assert names_of([*by_name[:10], *by_code]) == frozenset()
+    # Most writes with a text have a code, whatever is called besides.
+    assert names_of([*by_name[:10], *by_code, *([("reset", {})] * 20)]) == frozenset()
+
+
+def test_what_two_requests_share_identifies_neither() -> None:
+    intents = Intents({}, {}, frozenset({"mug", "shelf", "worm"}))
+    trajectory = conversation(1, "Rest the mug on the shelf. Bring me the worm from the shelf.", [], [])
+    assert [set(request.objects) for request in intents.requests(view(trajectory))] == [{"mug"}, {"worm"}]
+    repeated = conversation(1, "Open the shelf. Then, close the shelf.", [], [])
+    assert [request.objects for request in intents.requests(view(repeated))] == [{"shelf"}]
+    cues = {"open": {"open": 1.0}, "close": {"close": 1.0}}
+    with_cues = Intents(cues, dict.fromkeys(cues, frozenset[str]()), intents.names)
+    request_list = with_cues.requests(view(repeated))
+    assert [(request.tool, set(request.objects)) for request in request_list] == [
+        ("open", {"shelf"}),
+        ("close", {"shelf"}),
+    ]
+    two_clauses = conversation(1, "I need the mug. Please open the mug.", [], [])
+    assert [request.tool for request in with_cues.requests(view(two_clauses))] == ["open"]
+    assert [request.objects for request in with_cues.requests(view(two_clauses))] == [{"mug"}]
+
+
+def test_a_write_before_the_request_does_not_serve_it() -> None:
+    corpus_rows = [
+        conversation(number, f"Hold the {COLOURS[number]} box.", [("open", {"thing": f"{COLOURS[number]} box"})], TOOLS)
+        for number in range(12)
+    ]
+    late = talk(
+        *calls("open", {"ok": True}, thing="red box"),
+        user("Handle the red box. Also, handle the blue box."),
+        calls("open", {"ok": True}, thing="blue box"),
+        agent("Done."),
+        name="late",
+    )
+    rows = [*corpus_rows, replace(late, tools=TOOLS)]
+    corpus = mine([view(row) for row in rows], [row.outcome for row in rows])
+    assert detect_multi_step_completion(view(rows[-1]), corpus).verdict is Verdict.LACKING
