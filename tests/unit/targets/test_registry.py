@@ -89,6 +89,13 @@ def test_a_file_in_the_sandbox_gets_the_user_that_it_asks_for(tmp_path: Path) ->
     assert checks.user is None
 
 
+def test_a_bundled_target_with_options_of_ones_own_is_started_to_describe_itself(tmp_path: Path) -> None:
+    assert target(load_settings(tmp_path)).description.gold
+    assert not (tmp_path / "logs").exists()
+    with pytest.raises(TargetFault, match=r"Desk\(\) takes no arguments"):
+        target(load_settings(tmp_path, {"target.options": ["colour=red"]}))
+
+
 def test_another_target_of_the_same_settings(tmp_path: Path) -> None:
     settings = load_settings(tmp_path, {"target.split_seed": 7})
     assert with_target(settings, "desk") is settings

@@ -1,8 +1,10 @@
 import asyncio
 import threading
-from collections.abc import Callable, Iterable, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from itertools import cycle, repeat
 from types import SimpleNamespace
 from typing import Any
 
@@ -134,12 +136,15 @@ def test_a_source_with_few_slots_is_played_in_turn_and_repeatably(concurrency: i
             nonlocal open_episodes, maximum
             open_episodes += 1
             maximum = max(maximum, open_episodes)
+            time.sleep(next(durations))
             return super().reset(seed)
 
         def score(self) -> Score:
             nonlocal open_episodes
             open_episodes -= 1
             return super().score()
+
+    durations: Iterator[float] = repeat(0.0)
 
     def sampled_in_turn() -> tuple[list[Rollout], Spelling]:
         engine = Spelling()
@@ -151,8 +156,10 @@ def test_a_source_with_few_slots_is_played_in_turn_and_repeatably(concurrency: i
     rollouts, engine = sampled_in_turn()
     assert maximum == concurrency
     assert [(r.group, r.number, r.failure) for r in rollouts] == [(g, k, None) for g in range(2) for k in range(3)]
-    assert all(len(batch) <= concurrency for batch in engine.batches)
+    assert [len(batch) for batch in engine.batches] == {1: [1] * 12, 4: [4, 4, 2, 2]}[concurrency]
     assert [r.reward for r in rollouts] == [r.reward for r in sampled()[0]]
+    # A round waits for the episodes that follow, however long their resets take.
+    durations = cycle([0.0, 0.1])
     assert sampled_in_turn()[1].batches == engine.batches
 
 
