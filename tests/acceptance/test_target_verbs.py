@@ -111,7 +111,7 @@ def test_a_person_plays_with_the_model_that_is_the_user(traced: Traced, tmp_path
     assert output.index("STOP") > output.index("Hello")
     assert "failure, reward 0" in output
     silent = traced("target", "play", "asking", "--seed", "5", stdin="/quit\n").out
-    assert "A silent user takes the place of the model" in silent
+    assert "No model is asked" in silent
 
 
 def test_limits_that_are_set_while_a_target_is_added_are_kept(traced: Traced, tmp_path: Path, tickets: Path) -> None:
