@@ -111,3 +111,6 @@ def test_stopped_while_it_collects_it_carries_on(traced: Traced, tmp_path: Path)
     assert carried_on.json["cycle"] == "desk-bundled-0-1"
     first_line = next(line for line in carried_on.err.splitlines() if "/160" in line)
     assert "success" not in first_line, "the first episodes were run again instead of being read back"
+    message = "all episodes are from an earlier run, none was played"
+    assert message not in carried_on.err
+    assert message in traced("collect", *settings()).err

@@ -5,6 +5,7 @@ without a target or an engine. Results are stored in one transaction, so an inte
 whole. Ground truth of the target is never read.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
@@ -36,8 +37,14 @@ async def analyze(context: Context) -> list[str]:
             findings = stored_findings(context)
         retained = [finding.capability for finding in findings if finding.retained]
         stage.detail |= {"retained": retained}
-        stage.figure = f"lacking: {', '.join(retained) or 'nothing'}{_of_production(stage.detail)}"
+        stage.figure = f"{_result(retained, stage.detail)}{_of_production(stage.detail)}"
     return retained
+
+
+def _result(retained: Sequence[str], detail: Mapping[str, Any]) -> str:
+    if not retained and 0 in (detail.get("successes"), detail.get("failures")):
+        return "nothing to compare: all conversations " + ("failed" if not detail["successes"] else "succeeded")
+    return f"lacking: {', '.join(retained) or 'nothing'}"
 
 
 def _of_production(detail: Mapping[str, Any]) -> str:
@@ -97,6 +104,8 @@ async def _analyze(context: Context, episodes: Sequence[Trajectory], stage: Runn
     rejudged = {JUDGED_ANEW: len(changed)} if changed else {}
     mined_count = len(selection.trajectories) - len(changed)
     detail = {"episodes": len(episodes), "production": mined_count, "left_out": {**selection.left_out, **rejudged}}
+    counts = Counter(outcomes.values())
+    detail |= {"successes": counts[Outcome.SUCCESS], "failures": counts[Outcome.FAILURE]}
     return detail | ({"analyst": settings.analysis.analyst} | analysis.figures if analysis.figures else {})
 
 

@@ -32,14 +32,21 @@ async def collect(context: Context) -> list[Trajectory]:
     title = f"Collect the base model's episodes{trials_text(context.target, jobs)}"
     with context.stage("collect", title, total=len(jobs)) as stage:
         policy = await model_policy(context, BASE, temperature)
+        advance, new_episodes = count_successes(stage), 0
+
+        def tick(trajectory: Trajectory | None) -> None:
+            nonlocal new_episodes
+            new_episodes += trajectory is not None
+            advance(trajectory)
+
         async with context.target_source() as source:
-            trajectories = await episodes(
-                context, source, jobs, policy, model=BASE, temperature=temperature, tick=count_successes(stage)
-            )
+            trajectories = await episodes(context, source, jobs, policy, model=BASE, temperature=temperature, tick=tick)
         summary = rate(BASE, trajectories)
         stage.detail = {"episodes": summary.episodes, "success": summary.rate, "infrastructure": summary.infrastructure}
         stage.detail |= trials_of(context.target, jobs)
         stage.figure = f"success {percent(summary.rate)}"
+        if not new_episodes:
+            stage.figure += "; all episodes are from an earlier run, none was played"
     return trajectories
 
 

@@ -52,6 +52,7 @@ def launch(section: "TargetSection", data_dir: Path) -> Launch:
         paths=() if file is not None else (str(Path.cwd()),),
         start_s=section.start_s,
         step_s=section.step_s or DEFAULT_STEP_S,
+        name=section.name,
     )
 
 
@@ -130,7 +131,7 @@ def _own_description(name: str, node: ast.ClassDef) -> dict[str, Any]:
 
 def _digest(start_options: Launch) -> str:
     values = asdict(start_options)
-    for key in ("log", "start_s", "step_s"):
+    for key in ("log", "start_s", "step_s", "name"):
         del values[key]
     file = factory_file(start_options.factory)
     values["source"] = hashlib.sha256(file.read_bytes()).hexdigest() if file is not None else ""

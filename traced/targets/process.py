@@ -48,6 +48,7 @@ class Launch:
 
     Attributes:
         python: Its interpreter.
+        name: The target's name for messages; its factory if empty.
         factory: ``module:factory`` or ``FILE.py:factory``, called with ``options`` as keyword arguments.
         paths: Folders to import from.
         log: File for what the target prints.
@@ -62,6 +63,12 @@ class Launch:
     paths: tuple[str, ...] = ()
     start_s: float = 120.0
     step_s: float = 30.0
+    name: str = ""
+
+    @property
+    def label(self) -> str:
+        """Return what messages call the target."""
+        return self.name or self.factory
 
 
 class MainProcess:
@@ -151,22 +158,23 @@ def _description(launch: Launch, child: Child, host: socket.socket) -> dict[str,
             if not data:
                 child.kill()
                 raise TargetFault(
-                    f"the process of {launch.factory} ended while it was loaded ({_status(child)}){_output(child)}"
+                    f"the process of the target {launch.label} ended while it was loaded ({_status(child)})"
+                    f"{_output(child)}"
                 )
             line += data
     except TimeoutError as error:
         raise TargetFault(
-            f"the target {launch.factory} was not loaded within {launch.start_s:g} s{_output(child)}",
+            f"the target {launch.label} was not loaded within {launch.start_s:g} s{_output(child)}",
             hint="target.start_s, if it needs longer",
         ) from error
     host.settimeout(None)
     try:
         answer = read_answer(line)
     except SandboxError as error:
-        raise TargetFault(f"the target {launch.factory} describes itself in a way that is no JSON: {error}") from error
+        raise TargetFault(f"the target {launch.label} describes itself in a way that is no JSON: {error}") from error
     if answer.fault is not None:
         raise TargetFault(
-            f"the target {launch.factory} cannot be loaded by {launch.python}: {answer.fault['error']}\n"
+            f"the target {launch.label} cannot be loaded by {launch.python}: {answer.fault['error']}\n"
             f"{answer.fault['traceback']}".rstrip()
         )
     return answer.value or {}

@@ -80,6 +80,16 @@ def by_name(context: Context) -> dict[str, Finding]:
     return {item.capability: item for item in stored_findings(context)}
 
 
+@pytest.mark.parametrize(("outcome", "word"), [(Outcome.FAILURE, "failed"), (Outcome.SUCCESS, "succeeded")])
+async def test_without_a_contrast_the_stage_says_what_is_missing(context: Context, outcome: Outcome, word: str) -> None:
+    with write_session(context.store) as session:
+        save_cycle(session, Cycle("desk-2", "desk", "bundled", 0, {}, CycleState.RUNNING, T0))
+        save_trajectories(session, [replace(episode(number, "desk-2"), outcome=outcome) for number in range(4)])
+    other = replace(context, cycle_id="desk-2")
+    assert await analyze(other) == []
+    assert other.progress.lines["analyze"].figure == f"nothing to compare: all conversations {word}"
+
+
 async def test_an_analysis_is_stored_once_with_its_evidence(context: Context) -> None:
     thinking = Thinking()
     with scripted_server(thinking, canaries=CANARIES) as server:

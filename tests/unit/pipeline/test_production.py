@@ -190,9 +190,13 @@ async def test_without_production_an_analysis_is_unchanged(context: Context) -> 
 async def test_production_is_analysed_beside_the_episodes_once_and_for_good(context: Context) -> None:
     report(context, *(reported_conversation(LATE + n) for n in range(20)), reported_conversation(LATE + 90, tools=[]))
     findings, labels = await analysis(context)
+    with read_session(context.store) as session:
+        counts = Counter(item.outcome for item in collect.analyzed(session, CYCLE))
     assert rows(context) == {
         "episodes": EPISODES,
         "production": 20,
+        "successes": counts[Outcome.SUCCESS],
+        "failures": counts[Outcome.FAILURE],
         "left_out": {collect.OTHER_TOOLS: 1},
         "retained": [item.capability for item in findings if item.retained],
     }

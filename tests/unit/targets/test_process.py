@@ -247,6 +247,11 @@ async def test_a_target_that_cannot_be_loaded_says_why(tmp_path: Path, world: st
         await MainProcess.start(launch(tmp_path, world))
 
 
+async def test_a_message_has_the_name_of_a_target_that_has_one(tmp_path: Path) -> None:
+    with pytest.raises(TargetFault, match="the target acme:orders cannot be loaded by"):
+        await MainProcess.start(launch(tmp_path, "fail_to_load", name="acme:orders"))
+
+
 async def test_loading_has_a_time_limit_and_shows_what_was_printed(tmp_path: Path) -> None:
     file = tmp_path / "slow.py"
     file.write_text("import time\nprint('reading the database', flush=True)\ntime.sleep(60)\n")
