@@ -42,6 +42,7 @@ from traced.pipeline.preflight import check_cycle
 from traced.pipeline.promote import decide
 from traced.pipeline.report import gather
 from traced.targets.bundled import BUNDLED
+from traced.targets.registry import full_name
 
 COMPARISON_KEY = "grpo_on_target"
 
@@ -222,9 +223,7 @@ def demo(
     overrides: Overrides = None,
     target: Annotated[
         str | None,
-        typer.Option(
-            "--target", help="Target, e.g. textworld:quest; a bundled one brings its model.", show_default=False
-        ),
+        typer.Option("--target", help="Target, e.g. textworld; a bundled one brings its model.", show_default=False),
     ] = None,
     model: Model = None,
     seed: Seed = None,
@@ -242,6 +241,9 @@ def demo(
     backend = engine.value if engine else None
     options = {"target__name": target, "seed": seed, "engine__threads": threads, "engine__backend": backend}
     settings = read_settings(data_dir, overrides, model__spec=model, **options)
+    if target and not settings.target.kind:
+        options["target__name"] = full_name(target, settings.data_dir)
+        settings = read_settings(data_dir, overrides, model__spec=model, **options)
     bundled = BUNDLED.get(settings.target.name)
     if bundled is not None and bundled.model and "spec" not in settings.model.model_fields_set:
         settings = read_settings(data_dir, overrides, model__spec=bundled.model, **options)

@@ -181,6 +181,13 @@ def target_names(data_dir: Path) -> dict[str, str]:
     return names
 
 
+def full_name(name: str, data_dir: Path) -> str:
+    """Return the only target of the family ``name``, else ``name``: "textworld" is "textworld:quest"."""
+    names = target_names(data_dir)
+    members = [full for full in names if full.startswith(f"{name}:")]
+    return members[0] if name not in names and len(members) == 1 else name
+
+
 def table_of(section: "TargetSection", data_dir: Path) -> "TargetSection":
     """Return the table that the name of ``section`` stands for; raises ``ConfigError``."""
     overrides = section.model_dump(exclude_defaults=True)

@@ -37,6 +37,9 @@ def recorded_settings(monkeypatch: pytest.MonkeyPatch) -> list[Settings]:
         (("--target", "textworld:quest", "--set", "model.spec=smollm2"), "", ("textworld:quest", "smollm2")),
         (("--target", "textworld:quest"), '[model]\nspec = "smollm2"\n', ("textworld:quest", "smollm2")),
         (("--target", "tau2:airline"), "", ("tau2:airline", "bundled")),
+        (("--target", "textworld"), "", ("textworld:quest", "bundled-textworld")),
+        (("--target", "tau2"), "", ("tau2", "bundled")),
+        (("--target", "textworld"), '[target]\nkind = "file"\nfactory = "own.py"\n', ("textworld", "bundled")),
     ],
 )
 def test_a_bundled_target_brings_its_model(

@@ -14,7 +14,7 @@ from traced.targets import loading
 from traced.targets.errors import TargetFault
 from traced.targets.play import SilentUser
 from traced.targets.process import MainProcess
-from traced.targets.registry import check_seeds, target, target_names, with_target
+from traced.targets.registry import check_seeds, full_name, target, target_names, with_target
 
 WORLDS = Path(__file__).with_name("worlds.py")
 PYTHON = {"target.kind": "python", "target.factory": "a:b"}
@@ -271,3 +271,15 @@ def test_the_file_of_a_factory() -> None:
     assert files["a/b.py"] == files["a/b.py:f"] == Path("a/b.py")
     assert files["module:f"] is None
     assert files["package.pyx:f"] is None
+
+
+def test_a_family_of_one_target_stands_for_it(tmp_path: Path) -> None:
+    assert [full_name(name, tmp_path) for name in ("textworld", "tau2", "desk", "acme")] == [
+        "textworld:quest",
+        "tau2",
+        "desk",
+        "acme",
+    ]
+    (tmp_path / "targets").mkdir()
+    (tmp_path / "targets" / "textworld.toml").write_text('kind = "file"\nfactory = "own.py"\n')
+    assert full_name("textworld", tmp_path) == "textworld"
