@@ -217,10 +217,11 @@ def evaluate(
 
 def _evaluate_base(settings: Settings, as_json: bool) -> None:
     """Print the success rates of the base model and of doing nothing on the test split."""
-    rates = on_cycle(settings, evaluate_base, create=True)
+    check, rates = on_cycle(settings, evaluate_base, create=True)
     if as_json:
-        print_json({"test": rates})
+        print_json({"test": rates, "self_check": check})
         return
+    console.print(f"{settings.target.name}: {check.text}", highlight=False)
     for figures in rates:
         console.print(
             f"{figures.name}: {100 * figures.rate:.1f} % of {figures.episodes} test episodes succeeded "

@@ -14,6 +14,7 @@ BASE = "base"
 EPISODES, PRODUCTION = "episodes", "production"  # origins of the analysed trajectories
 ROUTED = "routed"
 ON_TARGET = "grpo-on-target"
+TITLES = {FLOOR: "do nothing", BASE: "base model", ROUTED: "routed", ON_TARGET: "GRPO on the target itself"}
 PROMPT = "optimize-prompt"  # the stage at which a capability ends if a prompt is enough
 
 
@@ -51,6 +52,26 @@ class PromptFigures:
 
 
 @dataclass(frozen=True)
+class SelfCheck:
+    """How many of the first ``tasks`` tasks of a target's split two policies without a model solve.
+
+    Attributes:
+        gold: Solved by the target's gold policy; None if it has none.
+        nothing: Solved by doing nothing.
+    """
+
+    tasks: int
+    gold: int | None
+    nothing: int
+
+    @property
+    def text(self) -> str:
+        """Return the figures in words."""
+        gold = "no gold policy" if self.gold is None else f"gold policy {self.gold}"
+        return f"self-check on {self.tasks} tasks: {gold}, doing nothing {self.nothing}"
+
+
+@dataclass(frozen=True)
 class CycleFigures:
     """All figures of one cycle.
 
@@ -70,6 +91,7 @@ class CycleFigures:
     endings: list[Ending] = field(default_factory=list)
     curves: dict[str, list[dict[str, float]]] = field(default_factory=dict)  # capability -> iterations, in order
     rates: dict[str, Rate] = field(default_factory=dict)
+    self_check: SelfCheck | None = None  # of the target, on the test split; on the train split until then
     gain: Interval | None = None  # routed minus base
     routers: dict[str, RoutingQuality] = field(default_factory=dict)  # every router that picked; the serving one first
     capabilities: dict[str, Change] = field(default_factory=dict)
@@ -80,6 +102,11 @@ class CycleFigures:
     def rate(self, name: str) -> float | None:
         """Return a policy's success rate, None if it was not evaluated."""
         return self.rates[name].rate if name in self.rates else None
+
+
+def title_of(policy: str) -> str:
+    """Return a policy's title in tables and stages; that of an adapter version contains its name."""
+    return TITLES.get(policy, f"{policy} alone")
 
 
 def percent(value: float) -> str:
@@ -138,6 +165,7 @@ def as_json(figures: CycleFigures) -> dict[str, object]:
     gain = figures.gain
     payload: dict[str, object] = {
         "verdict": verdict(figures),
+        "self_check": asdict(figures.self_check) if figures.self_check else None,
         "floor": figures.rate(FLOOR),
         "base": figures.rate(BASE),
         "routed": figures.rate(ROUTED),

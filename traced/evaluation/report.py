@@ -23,10 +23,12 @@ from traced.evaluation.figures import (
     ON_TARGET,
     PROMPT,
     ROUTED,
+    TITLES,
     CycleFigures,
     PromptFigures,
     percent,
     points,
+    title_of,
     verdict,
 )
 from traced.evaluation.intervals import Change, Rate, RoutingQuality
@@ -35,7 +37,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 BASE_COLOR, ROUTED_COLOR = "#9aa5b1", "#2364aa"
-TITLES = {FLOOR: "do nothing", BASE: "base model", ROUTED: "routed", ON_TARGET: "GRPO on the target itself"}
 SIDES = {"prompt": "base, prompt", "adapter": "base, adapter", "comparison": "adapter, prompt"}  # without, with
 
 
@@ -123,6 +124,8 @@ def summary_table(figures: CycleFigures) -> Group:
     lines: list[Table | Text] = []
     if figures.rates:
         lines.append(_rates_table(figures))
+    if figures.self_check:
+        lines.append(Text(f"{figures.target}: {figures.self_check.text}"))
     lines += [Text(prompt_sentence(prompt), style="green" if prompt.is_enough else "") for prompt in figures.prompts]
     fixed = {prompt.capability for prompt in figures.prompts if prompt.is_enough}
     for ending in figures.endings:
@@ -169,11 +172,6 @@ def render(figures: CycleFigures, plots: dict[str, bytes]) -> str:
         rows=[(title_of(name), rate) for name, rate in _in_order(figures)],
         plots={name: base64.b64encode(picture).decode() for name, picture in plots.items()},
     )
-
-
-def title_of(policy: str) -> str:
-    """Return a policy's title in the table; that of an adapter version contains its name."""
-    return TITLES.get(policy, f"{policy} alone")
 
 
 def _in_order(figures: CycleFigures) -> list[tuple[str, Rate]]:

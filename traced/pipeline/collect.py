@@ -9,7 +9,7 @@ verified its solutions, and its records belong to people.
 import random
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 
 from sqlmodel import Session
 
@@ -22,6 +22,7 @@ from traced.evaluation.figures import percent
 from traced.evaluation.intervals import rate
 from traced.pipeline.context import Context, RunningStage
 from traced.pipeline.episodes import BASE, episodes, first_jobs, model_policy, split_jobs, trials_of, trials_text
+from traced.pipeline.self_check import SELF_CHECK, self_check
 from traced.rollouts.episodes import EpisodeJob
 
 
@@ -40,11 +41,12 @@ async def collect(context: Context) -> list[Trajectory]:
             advance(trajectory)
 
         async with context.target_source() as source:
+            check = await self_check(context.target, context.settings, "train")
             trajectories = await episodes(context, source, jobs, policy, model=BASE, temperature=temperature, tick=tick)
         summary = rate(BASE, trajectories)
         stage.detail = {"episodes": summary.episodes, "success": summary.rate, "infrastructure": summary.infrastructure}
-        stage.detail |= trials_of(context.target, jobs)
-        stage.figure = f"success {percent(summary.rate)}"
+        stage.detail |= trials_of(context.target, jobs) | {SELF_CHECK: asdict(check)}
+        stage.figure = f"success {percent(summary.rate)} ({check.text})"
         if not new_episodes:
             stage.figure += "; all episodes are from an earlier run, none was played"
     return trajectories

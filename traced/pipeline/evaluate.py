@@ -11,6 +11,8 @@ import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
 
 from sandbox.contract import Message, Task, Tool
 from sandbox.episodes import EpisodeSource
@@ -18,7 +20,7 @@ from store.records import RoutingChoice
 from store.repositories.serving import save_routing
 from store.types import Outcome, Trajectory, opening_messages
 from traced.config.settings import Settings
-from traced.evaluation.figures import FLOOR, ON_TARGET, ROUTED
+from traced.evaluation.figures import FLOOR, ON_TARGET, ROUTED, SelfCheck, title_of
 from traced.evaluation.intervals import Rate, episode_key, rate
 from traced.inference.client import Completion
 from traced.inference.policies import Policy
@@ -28,6 +30,7 @@ from traced.pipeline.context import Context
 from traced.pipeline.episodes import BASE, episodes, first_jobs, model_policy, trials_of, trials_text
 from traced.pipeline.promote import routable_adapters
 from traced.pipeline.routers import routers
+from traced.pipeline.self_check import SELF_CHECK, self_check
 from traced.pipeline.train import job_for, store_variables, with_servers, with_user
 from traced.rollouts.episodes import EpisodeJob
 from traced.rollouts.step_limit import step_timeout_s
@@ -37,6 +40,7 @@ from traced.training.device import training_device
 from traced.training.process import train as run_job
 
 ROUTE = "route"
+EMPTY: Mapping[str, Any] = MappingProxyType({})
 # Measured on the bundled model with two cores; used for progress estimates only.
 EPISODE_S = 0.08
 EPISODES, TRAINING = "episodes", "training"  # kinds of stages
@@ -63,24 +67,28 @@ async def evaluate(context: Context, promoted_adapters: Sequence[str]) -> None:
     """Play the test split with every policy; without adapters there is no router to evaluate."""
     seeds, adapters = context.settings.test.seeds, routable_adapters(context, promoted_adapters)
     for model in (BASE, *adapters, *([ROUTED] if adapters else [])):
-        context.progress.plan(stage_of(model), f"Test: {model}", EPISODE_S * seeds, EPISODES)
+        context.progress.plan(stage_of(model), test_title(model), EPISODE_S * seeds, EPISODES)
     async with context.target_source() as source:
-        await on_test(context, source, FLOOR, DoNothing(), "Test: do nothing")
-        await _model_on_test(context, source, BASE, "Test: base model")
+        await _floor_on_test(context, source)
+        await _model_on_test(context, source, BASE)
         for name in adapters:
             await serve_version(context, name)
-            await _model_on_test(context, source, name, f"Test: {name} alone")
+            await _model_on_test(context, source, name)
             await check_version(context, name)
         if adapters:
             await _router_on_test(context, source, adapters)
 
 
-async def evaluate_base(context: Context) -> list[Rate]:
-    """Play the test split with the do-nothing floor and the base model, and return their success rates."""
+async def evaluate_base(context: Context) -> tuple[SelfCheck, list[Rate]]:
+    """Play the test split with the do-nothing floor and the base model.
+
+    Returns:
+        The target's self-check, and the success rates of both.
+    """
     async with context.target_source() as source:
-        floor = await on_test(context, source, FLOOR, DoNothing(), "Test: do nothing")
-        base = await _model_on_test(context, source, BASE, "Test: base model")
-    return [rate(FLOOR, floor), rate(BASE, base)]
+        check, floor = await _floor_on_test(context, source)
+        base = await _model_on_test(context, source, BASE)
+    return check, [rate(FLOOR, floor), rate(BASE, base)]
 
 
 def stage_of(model: str) -> str:
@@ -88,17 +96,28 @@ def stage_of(model: str) -> str:
     return f"evaluate {model}"
 
 
+def test_title(model: str) -> str:
+    """Return the title of the stage of a policy's episodes."""
+    return f"Test: {title_of(model)}"
+
+
 def test_jobs(context: Context) -> list[EpisodeJob]:
     """Return jobs for the first seeds of the test split; a list of tasks is played again if it is shorter."""
     return first_jobs(context.target, "test", context.settings.test.seeds)
 
 
-async def on_test(context: Context, source: EpisodeSource, model: str, policy: Policy, title: str) -> list[Trajectory]:
-    """Return one policy's episodes on the test seeds."""
+async def on_test(
+    context: Context,
+    source: EpisodeSource,
+    model: str,
+    policy: Policy,
+    detail: Mapping[str, Any] = EMPTY,
+) -> list[Trajectory]:
+    """Return one policy's episodes on the test seeds; ``detail`` is stored with the end of the stage."""
     jobs = test_jobs(context)
-    title = f"{title}{trials_text(context.target, jobs)}"
+    title = f"{test_title(model)}{trials_text(context.target, jobs)}"
     with context.stage(stage_of(model), title, total=len(jobs)) as stage:
-        stage.detail = trials_of(context.target, jobs)
+        stage.detail = {**trials_of(context.target, jobs), **detail}
         return await episodes(
             context,
             source,
@@ -110,9 +129,15 @@ async def on_test(context: Context, source: EpisodeSource, model: str, policy: P
         )
 
 
-async def _model_on_test(context: Context, source: EpisodeSource, model: str, title: str) -> list[Trajectory]:
+async def _floor_on_test(context: Context, source: EpisodeSource) -> tuple[SelfCheck, list[Trajectory]]:
+    check = await self_check(context.target, context.settings, "test")
+    detail = {SELF_CHECK: dataclasses.asdict(check)}
+    return check, await on_test(context, source, FLOOR, DoNothing(), detail)
+
+
+async def _model_on_test(context: Context, source: EpisodeSource, model: str) -> list[Trajectory]:
     policy = await model_policy(context, model, context.settings.engine.temperature)
-    return await on_test(context, source, model, policy, title)
+    return await on_test(context, source, model, policy)
 
 
 async def _router_on_test(context: Context, source: EpisodeSource, adapters: Sequence[str]) -> None:
@@ -123,7 +148,7 @@ async def _router_on_test(context: Context, source: EpisodeSource, adapters: Seq
     policy = RoutedPolicy(
         lambda model: engine.policy(model, settings.temperature, settings.max_tokens), routers_by_name[serving]
     )
-    trajectories = await on_test(context, source, ROUTED, policy, "Test: routed")
+    trajectories = await on_test(context, source, ROUTED, policy)
     sound = [trajectory for trajectory in trajectories if trajectory.outcome is not Outcome.INFRASTRUCTURE]
     choices = []
     for trajectory in sound:
@@ -198,4 +223,4 @@ async def grpo_on_target(context: Context, rollouts: int) -> None:
     await context.serve(ON_TARGET, job.adapter)
     async with context.target_source() as source:
         policy = await model_policy(context, ON_TARGET, context.settings.engine.temperature)
-        await on_test(context, source, ON_TARGET, policy, "Test: GRPO on the target itself")
+        await on_test(context, source, ON_TARGET, policy)

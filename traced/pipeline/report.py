@@ -22,12 +22,14 @@ from store.types import Trajectory
 from traced.evaluation.figures import (
     BASE,
     EPISODES,
+    FLOOR,
     PRODUCTION,
     ROUTED,
     AdapterFigures,
     CycleFigures,
     Ending,
     PromptFigures,
+    SelfCheck,
     as_json,
     verdict,
 )
@@ -46,8 +48,9 @@ from traced.evaluation.report import write_report
 from traced.pipeline.analyze import stored_findings
 from traced.pipeline.collect import collected_filter
 from traced.pipeline.context import Context
-from traced.pipeline.evaluate import ROUTE
+from traced.pipeline.evaluate import ROUTE, stage_of
 from traced.pipeline.promote import decision_of
+from traced.pipeline.self_check import SELF_CHECK
 from traced.prompt_optimization.patches import SHORT_ID_DIGITS, gates, newest_patches, remedy_text, sufficient_patches
 from traced.registry.decisions import PromptDecision, prompt_decisions
 
@@ -112,6 +115,7 @@ def gather(context: Context) -> CycleFigures:
         endings=[Ending(name, event.stage, str(event.detail.get("reason"))) for name, event in failed.items()],
         curves={name: curve for name, curve in curves.items() if curve},
         rates={name: rate(name, trajectories) for name, trajectories in arms.items()},
+        self_check=_self_check(events),
         gain=_gain(arms),
         routers=_routers(context, arms, events),
         capabilities=_changes(context, arms),
@@ -119,6 +123,12 @@ def gather(context: Context) -> CycleFigures:
         seconds=context.meter.seconds + sum(float(usage["seconds"]) for usage in sessions),
         peak_rss_bytes=max([context.meter.peak_rss_bytes, *(int(usage["peak_rss_bytes"]) for usage in sessions)]),
     )
+
+
+def _self_check(events: Sequence[StageEvent]) -> SelfCheck | None:
+    by_stage = {event.stage: event.detail[SELF_CHECK] for event in events if SELF_CHECK in event.detail}
+    values = by_stage.get(stage_of(FLOOR)) or by_stage.get("collect")
+    return SelfCheck(**values) if values else None
 
 
 def test_arms(context: Context) -> dict[str, list[Trajectory]]:

@@ -23,6 +23,7 @@ from traced.evaluation.figures import (
     CycleFigures,
     Ending,
     PromptFigures,
+    SelfCheck,
     as_json,
     verdict,
 )
@@ -58,6 +59,7 @@ def figures() -> CycleFigures:
             "dates@v1": of("dates@v1", 0.5),
             ROUTED: of(ROUTED, 0.6),
         },
+        self_check=SelfCheck(5, 5, 1),
         gain=Interval(300, 300, 0.4, 0.6, 0.2, 0.13, 0.27, 0.95, 1.0),
         routers={"hidden-state": RoutingQuality(300, 270, 100, 80, 0.65, {"base": 200, "dates@v1": 100})},
         capabilities={"dates": Change(90, 0.2, 0.7)},
@@ -78,6 +80,7 @@ def test_json_has_exactly_the_promised_keys() -> None:
     cycle = as_json(figures())
     assert cycle == {
         "verdict": "Routed minus base: +20.0 points [95 % interval +13.0 to +27.0] on 300 untouched test tasks.",
+        "self_check": {"tasks": 5, "gold": 5, "nothing": 1},
         "floor": 0.05,
         "base": 0.4,
         "routed": 0.6,

@@ -114,6 +114,13 @@ class Generous(Echo):
         return Score(1.0, True)
 
 
+class Refusing(Echo):
+    """Every message breaks it."""
+
+    def step(self, message: Message) -> list[Message]:
+        raise RuntimeError("the world broke")
+
+
 class Leaky(Echo):
     """It shows what it calls privileged."""
 
