@@ -13,7 +13,7 @@ import functools
 import os
 import signal
 import sys
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -143,6 +143,16 @@ class EventLoop(asyncio.SelectorEventLoop):
 def anyio_backend() -> tuple[str, dict[str, Any]]:
     """The backend of every async test."""
     return "asyncio", {"loop_factory": EventLoop}
+
+
+@pytest.fixture(scope="session", autouse=True)
+def quick_new_stores() -> Iterator[None]:
+    """Let new SQLite stores take the schema of one that was migrated."""
+    from tests import new_stores
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("store.database.migrate", new_stores.migrate)
+        yield
 
 
 @functools.cache

@@ -18,6 +18,7 @@ import contextlib
 import logging
 import math
 import re
+import ssl
 import warnings
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -109,14 +110,19 @@ async def open_client(endpoint: Endpoint) -> "AsyncIterator[ChatOpenAI]":
     for name in HEADER_LOGGERS:
         logging.getLogger(name).setLevel(logging.INFO)
     timeouts = Timeout(endpoint.silence_s, connect=endpoint.connect_s, pool=None)
+    # It trusts no certificate. Loading those of the machine takes 40 ms, which a server without TLS does not need.
+    no_trust = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    verify = no_trust if endpoint.is_local and endpoint.base_url.startswith("http://") else True
     try:
-        http_client = DefaultAsyncHttpxClient(timeout=timeouts, follow_redirects=False, trust_env=not endpoint.is_local)
+        http_client = DefaultAsyncHttpxClient(
+            timeout=timeouts, follow_redirects=False, trust_env=not endpoint.is_local, verify=verify
+        )
     # Only the environment can make this fail: the proxy variables and the certificate file.
     except Exception as error:
         message = f"{endpoint.name} is not reachable from here: {error}"
         raise ModelDenied(message, hint="the variables HTTPS_PROXY, ALL_PROXY, NO_PROXY and SSL_CERT_FILE") from None
     # Without a synchronous client the library creates one from the environment.
-    with DefaultHttpxClient(trust_env=False) as sync_client:
+    with DefaultHttpxClient(trust_env=False, verify=no_trust) as sync_client:
         async with http_client as client:
             yield _client(endpoint, client, sync_client, timeouts)
 
