@@ -111,13 +111,13 @@ class Worker:
     def step(self, request: dict[str, Any]) -> dict[str, Any]:
         """Pass one assistant message on."""
         environment = self._episode(request)
-        messages = list(environment.step(request["message"]))
+        messages = message_list(environment.step(request["message"]), "step")
         return _with_request({"messages": messages, "done": environment.done}, environment)
 
     def user(self, request: dict[str, Any]) -> dict[str, Any]:
         """Pass on what the user says."""
         environment = self._episode(request)
-        messages = list(environment.user_reply(request["text"]))
+        messages = message_list(environment.user_reply(request["text"]), "user_reply")
         return _with_request({"messages": messages, "done": environment.done}, environment)
 
     def score(self, request: dict[str, Any]) -> dict[str, Any]:
@@ -134,7 +134,7 @@ class Worker:
         for message in environment.oracle():
             if environment.done or len(turns) >= request["turns"]:
                 break
-            replies = list(environment.step(message))
+            replies = message_list(environment.step(message), "step")
             turns.append({"message": message, "replies": replies + _user_messages(environment)})
         return {"task": task, "turns": turns, "done": environment.done, "score": _score(environment.score())}
 
@@ -227,6 +227,13 @@ def _user_messages(environment: Any) -> list[Any]:
     if _user_request(environment) is not None and not environment.done:
         raise RuntimeError(f"it asked for more than {MAX_USER_TURNS} messages of the user in one turn")
     return messages
+
+
+def message_list(result: Any, function: str) -> list[Any]:
+    """Return what ``step()`` or ``user_reply()`` returned as a list; a text would be a list of its characters."""
+    if result is None or isinstance(result, str | bytes | dict):
+        raise TypeError(f"{function}() returned {_type_name(type(result))}; it must return a list of messages")
+    return list(result)
 
 
 def _score(score: Any) -> dict[str, Any]:

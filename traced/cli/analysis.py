@@ -26,6 +26,7 @@ from traced.cli.output import console, print_json, progress
 from traced.cli.store_session import opened_store, store_reader, writing
 from traced.config.settings import Settings
 from traced.core.progress import Progress
+from traced.evaluation.figures import missing_contrast
 from traced.pipeline.analyze import (
     analysis_context,
     analyze_imported,
@@ -37,7 +38,7 @@ from traced.pipeline.analyze import (
 )
 from traced.pipeline.analyze import analyze as analyze_stage
 from traced.pipeline.context import Context, RunningStage
-from traced.pipeline.findings import AnalysisContext, Comparison, Difference
+from traced.pipeline.findings import BUILTIN, AnalysisContext, Comparison, Difference
 from traced.pipeline.findings import compare as compare_analysts
 
 ID = 16  # printed characters of a trajectory's id
@@ -49,12 +50,19 @@ OTHER_PARTIES = {"simulator": "user", "infrastructure": "infrastructure", "task"
 
 @dataclass(frozen=True)
 class AnalysisRecord:
-    """Stored results of an analysis besides its findings; ``descriptions`` by capability, ``figures`` of a model."""
+    """Stored results of an analysis besides its findings.
+
+    Attributes:
+        descriptions: Of the capabilities.
+        figures: Of a model.
+        outcomes: Successes and failures that were analysed; zeros for an import.
+    """
 
     descriptions: Mapping[str, str]
     citations: Sequence[Citation]
     faults: Sequence[FaultRecord]
     figures: Mapping[str, Any]
+    outcomes: tuple[int, int] = (0, 0)
 
     def as_json(self) -> dict[str, Any]:
         """Return citations, faults, left-out trajectories and figures, without those that the analyst does not give."""
@@ -78,9 +86,9 @@ def stored_analysis(settings: Settings, cycle: str) -> AnalysisRecord:
         descriptions = {row.name: row.description for row in list_capabilities(session, cycle)}
         citations, faults = list_citations(session, cycle), list_faults(session, cycle)
         details = [event.detail for event in list_stage_events(session, cycle) if event.stage == "analyze"]
-    return AnalysisRecord(
-        descriptions, citations, faults, next((detail for detail in reversed(details) if MINED_KEY in detail), {})
-    )
+    outcomes = next(((detail["successes"], detail["failures"]) for detail in details if "successes" in detail), (0, 0))
+    figures = next((detail for detail in reversed(details) if MINED_KEY in detail), {})
+    return AnalysisRecord(descriptions, citations, faults, figures, outcomes)
 
 
 def show_analysis(cycle: str, analyst: str, findings: Sequence[Finding], record: AnalysisRecord) -> None:
@@ -88,6 +96,11 @@ def show_analysis(cycle: str, analyst: str, findings: Sequence[Finding], record:
     _table(f"Capabilities of cycle {cycle}, by the {analyst} analyst", findings)
     retained = [finding.capability for finding in findings if finding.retained]
     _say(f"Lacking: {', '.join(retained) or 'no capability is retained'}")
+    missing = missing_contrast(*record.outcomes, "conversations")
+    if missing:
+        _say(missing[0].upper() + missing[1:])
+    elif not findings and analyst == BUILTIN:
+        _say("The builtin analyst reads tool calls and found no pattern. --analyst llm reads the whole conversations.")
     for name in retained:
         places = [
             (citation.trajectory_id, citation.message_index)
@@ -198,7 +211,7 @@ def _say(line: str) -> None:
     console.print(harmless(line), highlight=False, markup=False)
 
 
-ANALYSTS = ("builtin", "llm")
+ANALYSTS = (BUILTIN, "llm")
 T = TypeVar("T")
 
 

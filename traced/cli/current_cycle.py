@@ -181,7 +181,8 @@ def _current(session: Session, settings: Settings, model: str, free: Sequence[st
             f"{value!r}, not {now!r}"
         ),
         hint=(
-            "put [target] back to use that cycle, or start a new one with traced collect"
+            "the target has changed: its settings, or its file. Put it back to use that cycle, or start a new one with "
+            "traced collect"
             if key == f"target.{TARGET_START}"
             else f"add --set {key}={value} to use that cycle, or start a new one with traced collect"
         ),

@@ -1,5 +1,6 @@
 """Arguments and options that the commands share, and loading the settings from them."""
 
+import shlex
 import tomllib
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -45,6 +46,18 @@ def read_settings(data_dir: Path | None, pairs: list[str] | None = None, **optio
     overrides = dict(parse_pair(pair) for pair in pairs or [])
     overrides |= {key.replace("__", "."): value for key, value in options.items() if value is not None}
     return load_settings(data_dir, overrides)
+
+
+def repeated(command: str, data_dir: Path | None, pairs: list[str] | None, **options: Any) -> str:
+    """Return a command that works on the cycle of this one: with its data directory and its settings."""
+    words = ["--data-dir", str(data_dir)] if data_dir else []
+    for pair in pairs or []:
+        words += ["--set", pair]
+    for key, value in options.items():
+        name = key.replace("__", ".")
+        if value is not None:
+            words += [f"--{key}", str(value)] if name == key else ["--set", f"{name}={value}"]
+    return " ".join([command, shlex.join(words)]) if words else command
 
 
 def parse_pair(text: str) -> tuple[str, Any]:

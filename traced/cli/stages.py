@@ -25,7 +25,7 @@ from traced.cli.current_cycle import (
     written_by,
 )
 from traced.cli.evidence import patch_as_json, patch_lines
-from traced.cli.options import AsJson, DataDir, Model, Overrides, Seed, Threads, read_settings
+from traced.cli.options import AsJson, DataDir, Model, Overrides, Seed, Threads, read_settings, repeated
 from traced.cli.output import console, print_json
 from traced.config.settings import Settings
 from traced.core.errors import CapabilityError, TracedError
@@ -83,10 +83,11 @@ def collect(
         print_json(result)
         return
     success = result["success"]
+    command = repeated("traced analyze", data_dir, overrides, model=model, seed=seed, collect__episodes=episodes)
     console.print(
         f"{success.episodes} episodes of cycle {result['cycle']}: {100 * success.rate:.1f} % succeeded "
         f"[{100 * success.low:.1f}, {100 * success.high:.1f}], {success.infrastructure} lost to infrastructure. "
-        "Next: traced analyze",
+        f"Next: {command}",
         highlight=False,
     )
 

@@ -24,7 +24,7 @@ from sandbox.user import User
 from store.text import sanitize_block, sanitize_line
 from traced.cli.options import AsJson, DataDir, Overrides, parse_pair, read_settings
 from traced.cli.output import console, print_json
-from traced.config.settings import Settings, target_table
+from traced.config.settings import Settings, factory_file, target_table
 from traced.core.errors import ConfigError
 from traced.core.files import publish_file
 from traced.rollouts.model_user import model_user
@@ -32,7 +32,7 @@ from traced.targets.bundled import BUNDLED
 from traced.targets.conformance import TASKS, CheckResult
 from traced.targets.conformance import check as conformance
 from traced.targets.description import MODEL_USER
-from traced.targets.loading import absolute, factory_file
+from traced.targets.loading import absolute
 from traced.targets.play import SilentUser, gold_play
 from traced.targets.registry import Target, target_names, with_target
 from traced.targets.registry import target as target_of

@@ -13,8 +13,10 @@ import hashlib
 import json
 import logging
 import os
+import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 
@@ -322,7 +324,17 @@ def _start_digest(settings: Settings) -> str:
     """Return a digest of what determines a target's world; "" for one that its name alone stands for."""
     values = settings.target.model_dump(mode="json", exclude_defaults=True, include=set(START_KEYS))
     values = {key: value for key, value in {**_added_table(settings), **values}.items() if not key.endswith("_s")}
+    file = factory_file(values.get("factory", ""))
+    if file is not None:
+        with suppress(OSError):
+            values["source"] = hashlib.sha256(file.read_bytes()).hexdigest()
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:12] if values else ""
+
+
+def factory_file(factory: str) -> Path | None:
+    """Return the file of ``FILE.py`` or ``FILE.py:function``, None for ``module:function``."""
+    place = re.fullmatch(r"(.+\.py)(:\w+)?", factory)
+    return Path(os.path.expanduser(place[1])) if place else None
 
 
 def target_table(data_dir: Path, name: str) -> Path:

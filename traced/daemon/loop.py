@@ -490,8 +490,8 @@ def as_begun(running: Settings, cycle: Cycle) -> Settings:
     combined = running.model_copy(update={**overrides, "target": settings.target.model_copy(update=starts)})
     if configuration(combined)["target"] != with_defaults(cycle.config)["target"]:
         raise CycleChanged(
-            f"{cycle.id} was started on the target {cycle.target} of other settings (target.kind, factory, python,"
-            " options, trusted): its episodes would be those of two worlds",
+            f"{cycle.id} was started on the target {cycle.target} before its settings (target.kind, factory, python,"
+            " options, trusted) or its file changed: its episodes would be those of two worlds",
             hint="traced cycle start begins a new cycle; recorded results are kept",
         )
     return combined

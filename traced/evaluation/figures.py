@@ -143,16 +143,24 @@ def verdict(figures: CycleFigures) -> str:
 def _nothing_retained(figures: CycleFigures) -> str:
     successes, failures = (figures.collected.get(outcome, 0) for outcome in (Outcome.SUCCESS, Outcome.FAILURE))
     # Production conversations may have the outcome that the episodes lack.
-    if figures.analysed.get(PRODUCTION) or not successes + failures or (successes and failures):
-        return "No capability was found lacking, so no adapter was trained."
-    if failures:
-        return (
-            f"No adapter was trained: none of the {failures} collected episodes succeeded, and a capability is found "
-            "by comparing failures with successes. Collect more episodes (collect.episodes), or take a stronger model."
-        )
+    missing = "" if figures.analysed.get(PRODUCTION) else missing_contrast(successes, failures, "collected episodes")
     return (
-        f"No adapter was trained: all {successes} collected episodes succeeded, so there are no failures to learn from."
+        f"No adapter was trained: {missing}"
+        if missing
+        else "No capability was found lacking, so no adapter was trained."
     )
+
+
+def missing_contrast(successes: int, failures: int, kind: str) -> str:
+    """Return why conversations of one outcome show no capability, and what to do; "" if there are both or none."""
+    if failures and not successes:
+        return (
+            f"none of the {failures} {kind} succeeded, and a capability is found by comparing failures with successes. "
+            "Collect more episodes (collect.episodes), or take a stronger model."
+        )
+    if successes and not failures:
+        return f"all {successes} {kind} succeeded, so there are no failures to learn from."
+    return ""
 
 
 def as_json(figures: CycleFigures) -> dict[str, object]:

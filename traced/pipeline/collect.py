@@ -15,6 +15,7 @@ from sqlmodel import Session
 
 from agents.errors import TranscriptError
 from agents.transcript import tool_function, transcript
+from sandbox.errors import harmless
 from store.repositories.capabilities import labelled_trajectories
 from store.repositories.trajectories import TrajectoryFilter, get_trajectories, list_trajectories, newest_judged_ids
 from store.types import Outcome, Tool, Trajectory
@@ -47,9 +48,18 @@ async def collect(context: Context) -> list[Trajectory]:
         stage.detail = {"episodes": summary.episodes, "success": summary.rate, "infrastructure": summary.infrastructure}
         stage.detail |= trials_of(context.target, jobs) | {SELF_CHECK: asdict(check)}
         stage.figure = f"success {percent(summary.rate)} ({check.text})"
+        stage.figure += _losses(trajectories)
         if not new_episodes:
             stage.figure += "; all episodes are from an earlier run, none was played"
     return trajectories
+
+
+def _losses(trajectories: Sequence[Trajectory]) -> str:
+    losses = [trajectory for trajectory in trajectories if trajectory.outcome is Outcome.INFRASTRUCTURE]
+    if not losses:
+        return ""
+    reason = harmless(losses[0].detail.splitlines()[0])[:REASON_CHARS] if losses[0].detail else losses[0].end_cause
+    return f"; {len(losses)} lost, the first at task {losses[0].task_id}: {reason}"
 
 
 def collect_jobs(context: Context) -> list[EpisodeJob]:
@@ -94,6 +104,8 @@ NO_SYSTEM = "it has no system message"
 NO_OPENING = "it does not start with a user message"
 UNREADABLE = "its messages cannot be read"
 JUDGED_ANEW = "its outcome has changed since"
+
+REASON_CHARS = 200
 
 Toolset = frozenset[tuple[str, frozenset[str]]]
 

@@ -30,6 +30,7 @@ BATCH = 32  # trajectories per transaction
 KEEP_S = 5.0  # seconds that one waits for others at most: a stage that is killed loses no more
 ROUNDS = 2  # runs of an episode before it counts as lost
 BASE = "base"
+TARGET_FAULTS = (EndCause.SANDBOX_ERROR, EndCause.TARGET_ERROR)
 
 
 @dataclass(frozen=True)
@@ -158,7 +159,7 @@ async def episodes(
         tick = _silent
         if not missing:
             break
-    _refuse_majority(source, failures, len(jobs))
+    _refuse_majority(context, source, failures, len(jobs))
     with context.read_session() as session:
         trajectories = {trajectory.id: trajectory for trajectory in get_trajectories(session, ids, tokens=False)}
     return [trajectories[key] for key in ids]
@@ -239,14 +240,16 @@ def _silent(_: Trajectory | None) -> None:
     """Report nothing, because the episode was reported when it was lost."""
 
 
-def _refuse_majority(source: EpisodeSource, failures: Sequence[Trajectory], count: int) -> None:
+def _refuse_majority(context: Context, source: EpisodeSource, failures: Sequence[Trajectory], count: int) -> None:
     """Raise an error if most episodes were lost: the machinery is down and the stage has no valid result."""
     if len(failures) * 2 > count:
         first = failures[0]
         kind = EngineError if first.end_cause is EndCause.ENGINE_ERROR else StageError
+        is_target = first.end_cause in TARGET_FAULTS and source.name == context.target.name
+        verbs = f"traced target check {source.name}, or traced doctor" if is_target else "traced doctor"
         raise kind(
             f"{len(failures)} of {count} episodes of {source.name} were lost to {first.end_cause}: {first.detail}",
-            hint="run traced doctor, then repeat the command",
+            hint=f"run {verbs}, then repeat the command",
         )
 
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sandbox.user import description_value
+from traced.config.settings import factory_file
 from traced.core.errors import ConfigError
 from traced.core.files import publish_file
 from traced.targets.description import Description, read_description
@@ -42,8 +43,14 @@ def launch(section: "TargetSection", data_dir: Path) -> Launch:
     factory, file = section.factory, factory_file(section.factory)
     if file is not None:
         if not file.is_file():
-            raise ConfigError(f"the file of the target {section.name} is missing: {file}", hint="target.factory")
+            raise _missing_file(section.name, file)
         factory = absolute(section.factory)
+    elif not re.fullmatch(r"\w+(\.\w+)*:\w+", factory):
+        raise ConfigError(
+            f"the factory of the target {section.name} is {factory!r}; it must be FILE.py, FILE.py:function or "
+            "module:function",
+            hint=f"traced target add {section.name} FILE.py",
+        )
     return Launch(
         factory=factory,
         log=data_dir / "logs" / f"target-{re.sub(r'[^A-Za-z0-9.-]', '_', section.name)}.log",
@@ -54,12 +61,6 @@ def launch(section: "TargetSection", data_dir: Path) -> Launch:
         step_s=section.step_s or DEFAULT_STEP_S,
         name=section.name,
     )
-
-
-def factory_file(factory: str) -> Path | None:
-    """Return the file of ``FILE.py`` or ``FILE.py:function``, None for ``module:function``."""
-    place = re.fullmatch(r"(.+\.py)(:\w+)?", factory)
-    return Path(os.path.expanduser(place[1])) if place else None
 
 
 def absolute(factory: str) -> str:
@@ -105,15 +106,29 @@ def file_description(name: str, file: Path) -> Description:
 
     Raises ``ConfigError``.
     """
+    if not file.is_file():
+        raise _missing_file(name, file)
     try:
-        tree = ast.parse(file.read_text(encoding="utf-8"))
-    except (OSError, SyntaxError, ValueError) as error:
+        tree = ast.parse(file.read_text(encoding="utf-8"), filename=str(file))
+    except SyntaxError as error:
+        raise ConfigError(
+            f"the file of the target {name} is no Python: {error.msg} in line {error.lineno} of {file}",
+            hint="correct the file",
+        ) from error
+    except (OSError, ValueError) as error:
         raise ConfigError(f"the file of the target {name} cannot be read: {error}", hint="target.factory") from error
     for node in tree.body:
         if isinstance(node, ast.ClassDef) and node.name == "Environment":
             functions = {item.name for item in node.body if isinstance(item, ast.FunctionDef)}
             return read_description(name, {"gold": "oracle" in functions, **_own_description(name, node)})
     raise ConfigError(f"{file} has no class Environment, so it is no target", hint="docs/targets.md")
+
+
+def _missing_file(name: str, file: Path) -> ConfigError:
+    return ConfigError(
+        f"the file of the target {name} is missing: {file}",
+        hint=f"put the file back, or: traced target add {name} FILE.py",
+    )
 
 
 def _own_description(name: str, node: ast.ClassDef) -> dict[str, Any]:

@@ -22,12 +22,12 @@ from sandbox.client import SandboxSource
 from sandbox.episodes import EpisodeSource
 from sandbox.policy import SandboxLimits
 from sandbox.user import User
-from traced.config.settings import TARGETS, target_table
+from traced.config.settings import TARGETS, factory_file, target_table
 from traced.core.errors import ConfigError
 from traced.core.ownership import sandbox_owner
 from traced.targets.bundled import BUNDLED, OPENENV, VERIFIERS
 from traced.targets.description import MODEL_USER, Description, Division, divide
-from traced.targets.loading import DEFAULT_STEP_S, factory_file, file_description, launch, process_description
+from traced.targets.loading import DEFAULT_STEP_S, file_description, launch, process_description
 from traced.targets.play import SilentUser
 from traced.targets.process import ProcessSource
 

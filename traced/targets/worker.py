@@ -87,6 +87,13 @@ def _get(value: Any, name: str, *default: Any) -> Any:
     return value.get(name, *default) if isinstance(value, dict) else getattr(value, name, *default)
 
 
+def message_list(result: Any, function: str) -> list[Any]:
+    """Return what ``step()`` or ``user_reply()`` returned as a list; a text would be a list of its characters."""
+    if result is None or isinstance(result, str | bytes | dict):
+        raise TypeError(f"{function}() returned {type(result).__name__}; it must return a list of messages")
+    return list(result)
+
+
 class Episode:
     """One environment, and one method per operation."""
 
@@ -101,14 +108,18 @@ class Episode:
 
     def step(self, request: dict[str, Any]) -> dict[str, Any]:
         """Pass an assistant message on."""
-        return self._turn(self._environment.step(request["message"]))
+        return self._turn(self._environment.step(request["message"]), "step")
 
     def user(self, request: dict[str, Any]) -> dict[str, Any]:
         """Pass on what the user says."""
-        return self._turn(self._environment.user_reply(request["text"]))
+        return self._turn(self._environment.user_reply(request["text"]), "user_reply")
 
-    def _turn(self, messages: Any) -> dict[str, Any]:
-        return {"messages": list(messages), "done": bool(self._environment.done), "user": self._request()}
+    def _turn(self, messages: Any, function: str) -> dict[str, Any]:
+        return {
+            "messages": message_list(messages, function),
+            "done": bool(self._environment.done),
+            "user": self._request(),
+        }
 
     def _request(self) -> Any:
         return getattr(self._environment, "user_request", None)
@@ -146,9 +157,20 @@ def answer(episode: Episode, request: dict[str, Any]) -> bytes:
 
 def fault(error: BaseException) -> dict[str, str]:
     """Describe an exception."""
-    trace = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+    trace = "".join(_without_own_frames(traceback.TracebackException.from_exception(error)).format())
     text = f"{type(error).__name__}: {error}"
     return {"kind": "raised", "error": _printable(text[:2000]), "traceback": _printable(trace[-TRACEBACK_CHARS:])}
+
+
+def _without_own_frames(trace: traceback.TracebackException) -> traceback.TracebackException:
+    """Leave out the frames of this file and of the import system, which say nothing about the target."""
+    frames = [frame for frame in trace.stack if frame.filename != __file__ and not frame.filename.startswith("<frozen")]
+    trace.stack = traceback.StackSummary.from_list(frames)
+    if trace.__cause__ is not None:
+        _without_own_frames(trace.__cause__)
+    if trace.__context__ is not None:
+        _without_own_frames(trace.__context__)
+    return trace
 
 
 def encode(value: object) -> bytes:

@@ -30,6 +30,22 @@ def test_it_says_what_went_wrong_and_steers_no_terminal(capsys: pytest.CaptureFi
     ]
 
 
+@pytest.mark.parametrize(
+    ("outcomes", "lines"),
+    [
+        ((0, 6), ["None of the 6 conversations succeeded, and a capability is found by comparing", "stronger model."]),
+        ((6, 0), ["All 6 conversations succeeded, so there are no failures to learn from."]),
+        ((3, 3), ["The builtin analyst reads tool calls and found no pattern. --analyst llm reads the whole"]),
+    ],
+)
+def test_it_says_why_nothing_was_found(
+    capsys: pytest.CaptureFixture[str], outcomes: tuple[int, int], lines: list[str]
+) -> None:
+    show_analysis("c1", "builtin", [], AnalysisRecord({}, [], [], {}, outcomes))
+    text = " ".join(capsys.readouterr().out.split())
+    assert [line for line in lines if line not in text] == []
+
+
 def test_it_says_nothing_of_what_went_as_it_should(capsys: pytest.CaptureFixture[str]) -> None:
     show_analysis("c1", "llm", [], AnalysisRecord({}, [], [], {"mined": 9, "parts": 2, "named": 3, "with evidence": 3}))
     assert len(capsys.readouterr().out.splitlines()) == 2

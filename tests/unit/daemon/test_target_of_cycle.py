@@ -33,7 +33,7 @@ def test_the_service_starts_the_target_and_not_the_stored_cycle(tmp_path: Path) 
 
 @pytest.mark.parametrize("keys", [{"factory": "other:World"}, {"python": "/opt/python"}, {"trusted": True}])
 def test_a_target_that_is_started_otherwise_is_another_world(tmp_path: Path, keys: dict[str, Any]) -> None:
-    with pytest.raises(CycleChanged, match="acme-0-1 was started on the target acme of other settings") as info:
+    with pytest.raises(CycleChanged, match="acme-0-1 was started on the target acme before its settings") as info:
         as_begun(settings_of(tmp_path, **keys), cycle_of(settings_of(tmp_path)))
     assert info.value.hint.startswith("traced cycle start begins a new cycle")
 
@@ -49,6 +49,22 @@ def test_a_table_that_was_changed_is_another_world(tmp_path: Path) -> None:
     file.write_text('# a restored table\nkind = "python"\nfactory = "acme:World"\nstep_s = 9.0\n')
     assert as_begun(settings, cycle).target == settings.target
     file.write_text('kind = "python"\nfactory = "acme:Other"\n')
+    with pytest.raises(CycleChanged):
+        as_begun(settings, cycle)
+
+
+@pytest.mark.parametrize("kind", ["file", "python"])
+def test_a_file_that_was_edited_is_another_world(tmp_path: Path, kind: str) -> None:
+    file = tmp_path / "world.py"
+    file.write_text("class Environment: ...\n")
+    settings = settings_of(tmp_path, kind=kind, factory=str(file))
+    cycle = cycle_of(settings)
+    file.write_text("class Environment: ...\n")
+    assert as_begun(settings, cycle).target == settings.target
+    file.write_text("class Environment: pass\n")
+    with pytest.raises(CycleChanged, match="or its file changed"):
+        as_begun(settings, cycle)
+    file.unlink()
     with pytest.raises(CycleChanged):
         as_begun(settings, cycle)
 

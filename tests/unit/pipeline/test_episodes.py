@@ -15,6 +15,7 @@ from store.types import Outcome, Trajectory
 from tests.desk import DESK
 from tests.local_source import LocalSource
 from tests.unit.pipeline.contexts import context_with_chain
+from traced.core.errors import StageError
 from traced.inference.client import Completion
 from traced.inference.errors import EngineError
 from traced.pipeline.context import Context
@@ -27,6 +28,7 @@ from traced.targets.process import Launch, ProcessSource
 
 WORLDS = Path(__file__).parents[1] / "targets" / "worlds.py"
 
+WORLDS = Path(__file__).parents[1] / "targets" / "worlds.py"
 JOBS = [EpisodeJob(seed, 0, "train", str(seed)) for seed in range(6)]
 
 
@@ -135,6 +137,15 @@ async def test_an_ended_episode_is_in_the_store_while_others_go_on(
 async def test_most_episodes_lost_twice_end_the_stage_with_the_reason(context: Context) -> None:
     with pytest.raises(EngineError, match=r"6 of 6 episodes of .* were lost to .*: the engine is gone"):
         await play(context, UnsteadyPolicy(failures=2))
+
+
+async def test_a_target_that_fails_is_the_next_to_be_checked(tmp_path: Path) -> None:
+    world = {"target.name": "acme", "target.kind": "python", "target.factory": f"{WORLDS}:Refusing"}
+    with context_with_chain(tmp_path, world) as acme:
+        async with acme.target_source() as source:
+            with pytest.raises(StageError, match=r"6 of 6 episodes of acme were lost to target_error: .*broke") as info:
+                await episodes(acme, source, JOBS, UnsteadyPolicy(failures=0), model="base", temperature=1.0)
+    assert info.value.hint == "run traced target check acme, or traced doctor, then repeat the command"
 
 
 def test_an_episode_has_the_limits_of_its_target(tmp_path: Path) -> None:

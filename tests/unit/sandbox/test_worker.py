@@ -148,6 +148,14 @@ def test_a_source_that_cannot_be_loaded_is_a_fault(worker: Child, source: str, e
     assert fault["error"].startswith(error)
 
 
+@pytest.mark.parametrize(("value", "kind"), [("'sold out'", "str"), ("None", "NoneType"), ("{}", "dict")])
+def test_a_step_that_returns_no_list_is_a_fault(worker: Child, value: str, kind: str) -> None:
+    worker.load(tiny(step=f"return {value}"))
+    worker.ask("reset", episode="a", seed=1)
+    fault = worker.ask("step", episode="a", message={})["fault"]
+    assert fault["error"] == f"TypeError: step() returned {kind}; it must return a list of messages"
+
+
 def test_a_fault_names_the_line_and_the_worker_lives_on(worker: Child) -> None:
     worker.load(tiny(step="raise RuntimeError('broken shelf')"))
     worker.ask("reset", episode="a", seed=1)

@@ -78,6 +78,7 @@ async def test_another_interpreter_without_traced_has_the_contract(tmp_path: Pat
     ("text", "message"),
     [
         ("raise", "'step' of the target raised RuntimeError: the world broke"),
+        ("text", r"'step' of the target raised TypeError: step\(\) returned str; it must return a list of messages"),
         ("die", "the process of the episode ended during 'step'"),
         ("hang", "'step' of the target took more than 0.5 s"),
     ],
@@ -250,6 +251,14 @@ async def test_a_target_that_cannot_be_loaded_says_why(tmp_path: Path, world: st
 async def test_a_message_has_the_name_of_a_target_that_has_one(tmp_path: Path) -> None:
     with pytest.raises(TargetFault, match="the target acme:orders cannot be loaded by"):
         await MainProcess.start(launch(tmp_path, "fail_to_load", name="acme:orders"))
+
+
+async def test_a_traceback_has_the_lines_of_the_target_alone(tmp_path: Path) -> None:
+    with pytest.raises(TargetFault) as info:
+        await MainProcess.start(launch(tmp_path, "fail_to_load"))
+    frames = [line.strip() for line in info.value.message.splitlines() if line.lstrip().startswith("File ")]
+    assert len(frames) == 1
+    assert frames[0].startswith(f'File "{WORLDS}"')
 
 
 async def test_loading_has_a_time_limit_and_shows_what_was_printed(tmp_path: Path) -> None:

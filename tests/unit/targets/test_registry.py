@@ -8,9 +8,8 @@ import pytest
 
 from sandbox.user import User
 from tests.desk import DESK
-from traced.config.settings import load_settings
-from traced.core.errors import ConfigError
-from traced.targets import loading
+from traced.config.settings import factory_file, load_settings
+from traced.core.errors import ConfigError, TracedError
 from traced.targets.errors import TargetFault
 from traced.targets.play import SilentUser
 from traced.targets.process import MainProcess
@@ -218,12 +217,6 @@ def test_added_targets_and_entry_points_have_names(tmp_path: Path, monkeypatch: 
             "is missing",
             "target.python",
         ),
-        (
-            {"target.kind": "python", "target.factory": "/no/file.py:f"},
-            "the file of the target acme is missing",
-            "target.factory",
-        ),
-        ({"target.kind": "file", "target.factory": "/no/file.py"}, "cannot be read", "target.factory"),
         ({"target.kind": "file", "target.factory": "module:f"}, "it must be FILE.py", 'target.kind = "python"'),
         (
             {**PYTHON, "target.options": ["x"]},
@@ -266,8 +259,30 @@ def test_a_factory_that_raises_is_named(tmp_path: Path) -> None:
     assert not list(tmp_path.glob("targets/**/*.json"))
 
 
+@pytest.mark.parametrize("factory", ["data.txt", "http://127.0.0.1:9", "/tmp", "package.module"])
+def test_a_factory_of_another_form_is_refused(tmp_path: Path, factory: str) -> None:
+    settings = load_settings(tmp_path, {"target.name": "acme", "target.kind": "python", "target.factory": factory})
+    with pytest.raises(ConfigError, match=r"it must be FILE.py, FILE.py:function or module:function") as info:
+        target(settings)
+    assert info.value.hint == "traced target add acme FILE.py"
+
+
+@pytest.mark.parametrize("trusted", [True, False])
+def test_a_file_that_is_missing_or_no_python_says_what_to_do(tmp_path: Path, trusted: bool) -> None:
+    file = tmp_path / "own.py"
+    start = {"target.name": "acme", "target.kind": "file", "target.factory": str(file), "target.trusted": trusted}
+    settings = load_settings(tmp_path, start)
+    with pytest.raises(ConfigError, match=f"the file of the target acme is missing: {file}") as info:
+        target(settings)
+    assert info.value.hint == "put the file back, or: traced target add acme FILE.py"
+    file.write_text("class Environment:\n    def step(self\n")
+    with pytest.raises(TracedError, match=r"own\.py") as raised:
+        target(settings)
+    assert "line 2" in raised.value.message
+
+
 def test_the_file_of_a_factory() -> None:
-    files = {factory: loading.factory_file(factory) for factory in ("a/b.py", "a/b.py:f", "package.pyx:f", "module:f")}
+    files = {factory: factory_file(factory) for factory in ("a/b.py", "a/b.py:f", "package.pyx:f", "module:f")}
     assert files["a/b.py"] == files["a/b.py:f"] == Path("a/b.py")
     assert files["module:f"] is None
     assert files["package.pyx:f"] is None

@@ -34,6 +34,8 @@ class Echo:
         if text == "print":
             print("printed by the world")
             sys.stdout.flush()
+        if text == "text":
+            return "sold out"  # type: ignore[return-value]
         if text == "nonsense":
             return [{"role": "narrator", "content": "?"}]
         calls = message.get("tool_calls") or []

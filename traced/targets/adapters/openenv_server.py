@@ -10,12 +10,19 @@ not have, and servers that are started here; the server must run already.
 """
 
 import json
+import sys
 from typing import Any
 from urllib.parse import urlsplit
 from urllib.request import ProxyHandler, build_opener
 
-from openenv.core.generic_client import GenericEnvClient
-from websockets.protocol import State
+try:
+    from openenv.core.generic_client import GenericEnvClient
+    from websockets.protocol import State
+except ImportError as error:
+    raise ImportError(
+        f"{sys.executable} cannot import openenv ({error}); install it there: {sys.executable} -m pip install"
+        " 'openenv>=0.10', or name another interpreter: --python"
+    ) from None
 
 from sandbox.contract import Message, Score, Task, Tool
 

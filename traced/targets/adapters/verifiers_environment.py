@@ -38,7 +38,7 @@ except ImportError as error:
     raise ImportError(
         f"{sys.executable} cannot import verifiers 0.4 ({error}); install it there: {sys.executable} -m pip install"
         " 'verifiers>=0.4', or name another interpreter: --python"
-    ) from error
+    ) from None
 import httpx
 from aiohttp import web
 from pydantic import ValidationError
