@@ -215,14 +215,13 @@ async def test_an_engine_that_lost_its_adapters_gets_them_again_and_the_base_ans
 async def test_replicas_share_the_work_keep_conversations_together_and_one_may_die(tmp_path: Path) -> None:
     async def check(gateway: RunningGateway) -> None:
         first, other = gateway.engines
-        for number in range(20):
+        for number in range(40):  # so many that each engine has four of them, whatever its port
             for _ in range(2):
                 assert (await gateway.ask("base", headers={"X-Traced-Conversation": f"c-{number}"})).status_code == 200
         answer_counts = [engine.answers[BASE] for engine in (first, other)]
-        assert sum(answer_counts) == 40
-        assert all(
-            count % 2 == 0 and count >= 8 for count in answer_counts
-        )  # both turns of a conversation at one engine
+        assert sum(answer_counts) == 80
+        # Both turns of a conversation are at one engine.
+        assert all(count % 2 == 0 and count >= 8 for count in answer_counts), answer_counts
         await first.stop()
         answers = await asyncio.gather(
             *(gateway.ask(messages=[{"role": "user", "content": str(n)}]) for n in range(20))
