@@ -1,14 +1,17 @@
 """The commands ``traced target list | add | check | play``: the worlds that an agent can be improved on.
 
-Invariants: nothing is written but the table of ``add`` (mode 0600, by rename), after the target described itself; a
-file for the sandbox is only parsed. Exit code 1 if a check fails.
+Invariants: the table of ``add`` (mode 0600, by rename) is written after the target described itself; a file for the
+sandbox is parsed here and run in the sandbox alone. Exit code 1 if a check fails.
 """
 
 import asyncio
 import json
+import re
+import shlex
 import sys
 import threading
-from collections.abc import AsyncIterator, Mapping
+import tomllib
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Annotated, Any
@@ -20,18 +23,20 @@ from agents.llm.question import InMemoryLedger
 from sandbox.client import ORACLE_TURNS
 from sandbox.contract import Message, Score, Task
 from sandbox.episodes import EpisodeSource
+from sandbox.errors import EngineDown, EnvironmentFault, ImageMissing, SandboxError
 from sandbox.user import User
 from store.text import sanitize_block, sanitize_line
 from traced.cli.options import AsJson, DataDir, Overrides, parse_pair, read_settings
 from traced.cli.output import console, print_json
 from traced.config.settings import Settings, factory_file, target_table
-from traced.core.errors import ConfigError
-from traced.core.files import publish_file
+from traced.core.errors import ConfigError, TracedError
+from traced.core.files import make_folder, publish_file
 from traced.rollouts.model_user import model_user
 from traced.targets.bundled import BUNDLED
 from traced.targets.conformance import TASKS, CheckResult
 from traced.targets.conformance import check as conformance
 from traced.targets.description import MODEL_USER
+from traced.targets.errors import TargetFault
 from traced.targets.loading import absolute
 from traced.targets.play import SilentUser, gold_play
 from traced.targets.registry import Target, target_names, with_target
@@ -41,6 +46,7 @@ MARKS = {True: "[green]ok  [/]", False: "[red]FAIL[/]", None: "[dim]--  [/]"}
 WIDTH = 12
 QUIT = "/quit"
 TEXT_LIMIT = 2000
+MAX_TASKS = 3  # ids in a message
 
 Name = Annotated[
     str | None, typer.Argument(help="Name of the target; default: that of the settings.", show_default=False)
@@ -119,14 +125,62 @@ def add(
         table["trusted"] = True
     table |= _limits(overrides)
     settings = read_settings(data_dir, overrides)
-    loaded = target_of(with_target(settings, name, **table), refresh=True)
+    reason = ""  # why the file was not run
+    try:
+        loaded = target_of(with_target(settings, name, **table), refresh=True)
+        if kind == "file" and not trusted:
+            make_folder(settings.data_dir)
+            reason = asyncio.run(_begin_task(loaded))
+    except TracedError as error:
+        if not error.hint or error.hint.startswith("traced target check"):
+            error.hint = f"correct {factory_file(factory) or factory} and add it again"
+        raise
     path = target_table(settings.data_dir, name)
+    former = _former(path)
     publish_file(path, "".join(f"{key} = {json.dumps(value, ensure_ascii=False)}\n" for key, value in table.items()))
     if as_json:
-        print_json({"name": name, "file": path, **table})
+        print_json({"name": name, "file": path, **table, "loaded": not reason, "replaced": former})
         return
+    if former is not None:
+        console.print(f"Replaced {name} (was {former})", highlight=False, markup=False, soft_wrap=True)
     console.print(f"Added {name} ({_splits(loaded)}): {path}", highlight=False, markup=False, soft_wrap=True)
-    console.print(f"Next: traced target check {name}", highlight=False, markup=False)
+    if reason:
+        console.print(f"Not loaded yet: {reason}", highlight=False, markup=False, soft_wrap=True)
+    action = "Then load and check it" if reason else "Next"
+    console.print(f"{action}: traced target check {name}", highlight=False, markup=False)
+
+
+async def _begin_task(loaded: Target) -> str:
+    """Load a file in the sandbox and begin its first task; return why no container can run, "" if one did.
+
+    Raises:
+        TargetFault: The file cannot be loaded, or its task cannot begin.
+    """
+    try:
+        async with loaded.checked_source() as source:
+            episode = source.episode()
+            try:
+                await episode.reset(loaded.splits["train"].start)
+            finally:
+                await episode.close()
+    except (EngineDown, ImageMissing) as error:
+        return str(error)
+    except SandboxError as error:
+        trace = error.traceback if isinstance(error, EnvironmentFault) else ""
+        text = f"the target {loaded.name} cannot be loaded in the sandbox: {error.message}\n{trace}"
+        raise TargetFault(text.rstrip()) from error
+    return ""
+
+
+def _former(path: Path) -> str | None:
+    """Return kind and factory of the table that a target's file has, None without a file."""
+    try:
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError):
+        return "unreadable"
+    return f"{table.get('kind', 'off')} {table.get('factory', '')}".rstrip()
 
 
 @target.command()
@@ -145,8 +199,11 @@ def check(
     failed = [result for result in results if result.ok is False]
     if as_json:
         print_json({"target": subject.name, "ok": not failed, "checks": results})
-    elif not failed:
-        console.print(f"{subject.name} keeps the contract.", highlight=False, markup=False)
+    else:
+        count = sum(result.ok is not None for result in results)
+        names = ", ".join(result.name for result in failed)
+        summary = f"{len(failed)} of {count} checks failed: {names}" if failed else f"{count} checks passed"
+        console.print(summary, highlight=False, markup=False)
     raise typer.Exit(1 if failed else 0)
 
 
@@ -185,14 +242,28 @@ def _seed(subject: Target, seed: int | None, task: str | None) -> int:
     tasks = subject.division.tasks
     if task is not None:
         if tasks is None or task not in tasks:
-            ids = "seeds: use --seed" if tasks is None else f"{', '.join(tasks[:3])}, ..."
-            raise ConfigError(f"{subject.name} has no task {task!r}; its tasks are {ids}", hint="--seed 3")
+            ids = "seeds: use --seed" if tasks is None else _first(tasks)
+            raise ConfigError(f"{subject.name} has no task {task!r}; its tasks are {ids}", hint=_some_task(tasks))
         return tasks.index(task)
     number = subject.splits["train"].start if seed is None else seed
     if not any(number in split for split in subject.splits.values()):
+        if tasks is not None:
+            raise ConfigError(
+                f"{subject.name} has no task {number}, as it has a list of {len(tasks)}: {_first(tasks)}",
+                hint=_some_task(tasks),
+            )
         ranges = ", ".join(f"{name} {split.start}-{split.stop - 1}" for name, split in subject.splits.items())
-        raise ConfigError(f"{subject.name} has no task {number}; its seeds are {ranges}", hint="--seed 3")
+        raise ConfigError(f"{subject.name} has no task {number}; its seeds are {ranges}", hint=_some_task(None))
     return number
+
+
+def _first(tasks: Sequence[str]) -> str:
+    return ", ".join(tasks[:MAX_TASKS]) + (", ..." if len(tasks) > MAX_TASKS else "")
+
+
+def _some_task(tasks: Sequence[str] | None) -> str:
+    """Return the option that plays one of the tasks."""
+    return "--seed 3" if tasks is None else f"--task {shlex.quote(tasks[0])}"
 
 
 async def _play(subject: Target, settings: Settings, seed: int, gold: bool) -> None:
@@ -262,22 +333,39 @@ async def _message(tools: list[dict[str, Any]], number: int) -> Message | None:
 
 
 def _ask(tools: list[dict[str, Any]], number: int) -> Message | None:
-    """Read one message from the terminal: a tool's name and its arguments as JSON, or a text."""
-    names = {tool["function"]["name"] for tool in tools}
-    console.print(f"[bold]you[/] [dim](TOOL {{JSON}}, a text, or {QUIT})[/]: ", end="", highlight=False)
-    line = sys.stdin.readline()
-    text = line.strip()
-    if not line or text == QUIT:
-        return None
-    name, _, arguments = text.partition(" ")
-    if name not in names:
-        return {"role": "assistant", "content": text}
+    """Read one message from the terminal: a tool's name and its arguments as JSON, or a text; None at the end.
+
+    A call of a tool that does not exist is not sent: it would be a text for the user.
+    """
+    names = [tool["function"]["name"] for tool in tools]
+    while True:
+        console.print(f"[bold]you[/] [dim](TOOL {{JSON}}, a text, or {QUIT})[/]: ", end="", highlight=False)
+        line = sys.stdin.readline()
+        if not line:
+            console.print()
+        text = line.strip()
+        if not line or text == QUIT:
+            return None
+        name, _, arguments = text.partition(" ")
+        if name in names:
+            break
+        if not names or not _is_call(name, arguments):
+            return {"role": "assistant", "content": text}
+        _say("note", f"There is no tool {name!r}, and nothing was sent. The tools are: {', '.join(names)}", "dim")
     function = {"name": name, "arguments": arguments.strip() or "{}"}
     return {
         "role": "assistant",
         "content": None,
         "tool_calls": [{"id": f"call_{number}", "type": "function", "function": function}],
     }
+
+
+def _is_call(name: str, arguments: str) -> bool:
+    """Whether a line is meant as a call: a word and a JSON object."""
+    try:
+        return re.fullmatch(r"[\w.:/-]+", name) is not None and isinstance(json.loads(arguments), dict)
+    except ValueError:
+        return False
 
 
 def _show(message: Message) -> None:

@@ -20,7 +20,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import BaseModel, Field, ValidationError, field_validator
 from pydantic_settings import (
     BaseSettings,
     InitSettingsSource,
@@ -102,6 +102,8 @@ EXCLUDED_KEYS: dict[str, Any] = {
     "target": {**dict.fromkeys(START_KEYS, True), "user": REQUEST_KEYS},
 }
 TARGETS = "targets"  # in the data directory
+TARGET_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]*")
+TARGET_NAME_LENGTH = 64  # a name is part of file names
 # A digest of the keys of [target] that ``START_KEYS`` leaves out of a cycle's configuration.
 TARGET_START = "start"
 # Environment variables with the prefix that are not settings.
@@ -124,7 +126,7 @@ class StoreSection(Section):
 class TargetSection(Section):
     """The tasks that the agent is improved on, and the world that they are played in."""
 
-    name: str = Field(default="desk", pattern=r"^[A-Za-z0-9][A-Za-z0-9._:-]*$", description="name of the target")
+    name: str = Field(default="desk", description="name of the target")
     kind: Literal["", "file", "python", "openenv", "verifiers", "recorded"] = Field(
         default="",
         description='"file", "python", "openenv", "verifiers" or "recorded": what this table is; "": a listed name',
@@ -140,6 +142,16 @@ class TargetSection(Section):
     step_s: float = Field(default=0.0, ge=0, description="seconds of a reset, step or score; 0: the target's own limit")
     split_seed: int = Field(default=0, description="draws the splits that a list of tasks does not have")
     user: UserSection = Field(default=UserSection(), description="the model that is the user, if the target needs one")
+
+    @field_validator("name")
+    @classmethod
+    def _is_name(cls, name: str) -> str:
+        if len(name) > TARGET_NAME_LENGTH or not TARGET_NAME.fullmatch(name):
+            raise ValueError(
+                f"the name of a target has 1 to {TARGET_NAME_LENGTH} characters, begins with a letter or digit, and"
+                " contains only letters A-Z and a-z, digits and . _ : -"
+            )
+        return name
 
 
 class ModelSection(Section):

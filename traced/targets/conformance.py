@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sandbox.admission.interface import call_complaints, junk_messages
-from sandbox.client import ORACLE_TURNS
+from sandbox.client import ORACLE_TURNS, SandboxSource
 from sandbox.contract import Message, Score, Task
 from sandbox.episodes import EpisodeSource, Step
 from sandbox.wire import OraclePlay, OracleTurn
@@ -219,7 +219,13 @@ class _Suite:
         """Look for the values of privileged fields in what the agent sees without earning it."""
         if not self.target.description.privileged:
             return None
+        if isinstance(self.source, SandboxSource):
+            raise Failed(
+                "privileged values of a file in the sandbox cannot be read; leave privileged out of the description,"
+                " or add the file with --trusted"
+            )
         fields: set[str] = set()
+        long_fields: set[str] = set()
         for seed in self.seeds:
             episode: Any = self.source.episode()
             try:
@@ -231,10 +237,20 @@ class _Suite:
             visible = json.dumps([task.system, task.messages, task.tools, [turn.replies for turn in play.turns]])
             fields |= set(values)
             for name, value in values.items():
-                for text in secrets(value):
+                texts = secrets(value)
+                long_fields |= {name} if texts else set()
+                for text in texts:
                     if json.dumps(text)[1:-1] in visible:
                         raise Failed(f"task {self._id(seed)} shows the privileged field {name!r}: {text[:80]!r}")
-        return f"no value of {', '.join(sorted(fields)) or 'no field'} is shown"
+        if not fields:
+            raise Failed(
+                "the description says privileged, but privileged() is missing or returns nothing; write it, or leave"
+                " privileged out of the description"
+            )
+        result = [f"no value of {', '.join(sorted(long_fields))} is shown"] if long_fields else []
+        if fields - long_fields:
+            result.append(f"too short to look for: {', '.join(sorted(fields - long_fields))}")
+        return "; ".join(result)
 
     async def latency(self) -> str:
         """Report the longest calls of the checks before."""
@@ -275,7 +291,7 @@ def secrets(value: object) -> list[str]:
         return [value] if len(value) >= SHORTEST_SECRET else []
     if isinstance(value, dict):
         # Names of tools and arguments are known to the agent: only the whole counts.
-        return [json.dumps(value)]
+        return secrets(json.dumps(value))
     return [text for item in value for text in secrets(item)] if isinstance(value, list | tuple) else []
 
 

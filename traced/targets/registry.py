@@ -8,6 +8,9 @@ How it fails: ``ConfigError`` for settings that name no target; ``TargetFault`` 
 """
 
 import json
+import os
+import re
+import shlex
 import sys
 import tomllib
 from collections.abc import Callable, Mapping
@@ -16,13 +19,15 @@ from dataclasses import dataclass, replace
 from functools import partial
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
+
+from pydantic import ValidationError
 
 from sandbox.client import SandboxSource
 from sandbox.episodes import EpisodeSource
 from sandbox.policy import SandboxLimits
 from sandbox.user import User
-from traced.config.settings import TARGETS, factory_file, target_table
+from traced.config.settings import TARGET_NAME_LENGTH, TARGETS, factory_file, target_table
 from traced.core.errors import ConfigError
 from traced.core.ownership import sandbox_owner
 from traced.targets.bundled import BUNDLED, OPENENV, VERIFIERS
@@ -35,6 +40,7 @@ if TYPE_CHECKING:
     from traced.config.settings import Settings, TargetSection
 
 GROUP = "traced.targets"  # of entry points
+UNCONFINED = "target.trusted = true (--trusted), for a process of this machine"
 
 
 @dataclass(frozen=True)
@@ -150,13 +156,13 @@ def _sandboxed(section: "TargetSection", limits: SandboxLimits, owner: Callable[
     if section.python or section.options:
         raise ConfigError(
             "target.python and target.options have no effect in the sandbox, whose Python has no packages",
-            hint="target.trusted = true, for a process of this machine",
+            hint=UNCONFINED,
         )
     description = file_description(section.name, file)
     if description.tasks is not None:
         raise ConfigError(
             f"the target {section.name} has a list of tasks; a file in the sandbox has seeds only",
-            hint="target.trusted = true, for a process of this machine",
+            hint=UNCONFINED,
         )
     source_code = file.read_text(encoding="utf-8")
     step_s = section.step_s or description.step_s or limits.call_seconds
@@ -213,6 +219,7 @@ def table_of(section: "TargetSection", data_dir: Path) -> "TargetSection":
     else:
         points = [point for point in entry_points(group=GROUP) if point.name == section.name]
         if not points:
+            _refuse_file(section.name)
             raise ConfigError(
                 f"unknown target {section.name!r}; known: {', '.join(target_names(data_dir))}",
                 hint="traced target add, or target.kind for a target of your own",
@@ -220,9 +227,10 @@ def table_of(section: "TargetSection", data_dir: Path) -> "TargetSection":
         values = {"kind": "python", "factory": points[0].value, "python": sys.executable, **overrides}
     try:
         return type(section)(**values)
-    except ValueError as error:
+    except ValidationError as error:
         raise ConfigError(
-            f"a value of the target {section.name} is invalid: {error}", hint=f"traced target add {section.name} ..."
+            f"a value of the target {section.name} is invalid: {_complaint(error)}",
+            hint=f"traced target add {section.name} ...",
         ) from error
 
 
@@ -237,9 +245,38 @@ def with_target(settings: "Settings", name: str, **table: Any) -> "Settings":
     try:
         # The model of the user does not belong to the target.
         section = type(settings.target)(name=name, **{"user": settings.target.user, **table})
-    except ValueError as error:
-        raise ConfigError(f"{name!r} is no target: {error}", hint="traced target list") from error
+    except ValidationError as error:
+        _refuse_file(name)
+        hint = "traced target add --help" if table else "traced target list"
+        raise ConfigError(f"{name[:TARGET_NAME_LENGTH]!r} is no target: {_complaint(error)}", hint=hint) from error
     return settings.model_copy(update={"target": section})
+
+
+def _complaint(error: ValidationError) -> str:
+    """Say in words what is wrong with the first invalid value of a target's table."""
+    first = error.errors()[0]
+    key, message = ".".join(map(str, first["loc"])), first["msg"].removeprefix("Value error, ")
+    if key == "name":
+        return message
+    if key == "kind":
+        from traced.config.settings import TargetSection
+
+        kinds = filter(None, get_args(TargetSection.model_fields["kind"].annotation))
+        return f"its kind is {first['input']!r}; the kinds are {', '.join(kinds)}"
+    return f"target.{key} is {first['input']!r}: {message[:1].lower()}{message[1:]}"
+
+
+def _refuse_file(name: str) -> None:
+    """Raise ``ConfigError`` if ``name`` is that of a Python file, which was not added."""
+    file = factory_file(name)
+    # Unlike ``Path.is_file`` it accepts a name that is too long.
+    if file is None or not os.path.isfile(file):
+        return
+    stem = re.sub(r"[^A-Za-z0-9._-]+", "-", file.stem).strip("._-")[:TARGET_NAME_LENGTH] or "NAME"
+    stem = f"my-{stem}" if stem in BUNDLED else stem
+    raise ConfigError(
+        f"{name} is a file and not the name of a target", hint=shlex.join(["traced", "target", "add", stem, name])
+    )
 
 
 def _read(file: Path) -> dict[str, object]:

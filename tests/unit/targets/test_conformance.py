@@ -55,6 +55,20 @@ async def test_a_fault_is_named_by_its_check(tmp_path: Path, world: str, failed:
     )
 
 
+async def test_values_that_are_too_short_to_look_for_are_named(tmp_path: Path) -> None:
+    result = (await results(target_of(tmp_path, "Discreet")))["privileged"]
+    assert (result.ok, result.observed) == (
+        True,
+        "no value of goal is shown; too short to look for: count, name, state",
+    )
+
+
+async def test_privileged_values_that_are_announced_have_to_be_there(tmp_path: Path) -> None:
+    by_check = await failures(target_of(tmp_path, "WithTasks", "privileged=true"))
+    assert by_check.pop("privileged").startswith("the description says privileged, but privileged() is missing")
+    assert by_check == {}
+
+
 async def test_what_is_declared_random_is_not_compared(tmp_path: Path) -> None:
     by_name = await results(target_of(tmp_path, "Drawing"))
     assert (by_name["tasks"].ok, by_name["determinism"].ok, by_name["parallel"].ok) == (True, None, True)

@@ -1,6 +1,7 @@
 """Which target the settings mean, and the errors for settings that mean none."""
 
 import os
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -101,16 +102,49 @@ def test_another_target_of_the_same_settings(tmp_path: Path) -> None:
     assert with_target(settings, "acme", kind="python", factory="a:b").target.factory == "a:b"
     with_user = load_settings(tmp_path, {"target.user.model": "m"})
     assert with_target(with_user, "acme").target.user.model == "m"
-    for name, table in (("acme", {"kind": "Python"}), ("acme", {"step_s": -1.0})):
-        with pytest.raises(ConfigError, match="'acme' is no target: ") as info:
-            with_target(settings, name, **table)
-        assert info.value.hint == "traced target list"
+
+
+@pytest.mark.parametrize(
+    ("name", "table", "message"),
+    [
+        ("acme", {"kind": "Python"}, "its kind is 'Python'; the kinds are file, python, openenv, verifiers, recorded"),
+        ("acme", {"step_s": -1.0}, "target.step_s is -1.0: input should be greater than or equal to 0"),
+        *((name, {}, "the name of a target has 1 to 64 characters") for name in ("a b", "../e", "ü", "", "-x", "a\n")),
+        ("a" * 65, {"kind": "file"}, "the name of a target has 1 to 64 characters"),
+    ],
+)
+def test_a_wrong_name_or_value_is_answered_by_the_rule(
+    tmp_path: Path, name: str, table: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError) as info:
+        with_target(load_settings(tmp_path), name, **table)
+    assert info.value.message.startswith(f"{name[:64]!r} is no target: {message}")
+    assert "pydantic" not in info.value.message
+    assert info.value.hint == ("traced target add --help" if table else "traced target list")
+
+
+def test_the_longest_name(tmp_path: Path) -> None:
+    assert with_target(load_settings(tmp_path), "a" * 64).target.name == "a" * 64
+
+
+@pytest.mark.parametrize(
+    ("file", "name"), [("good.py", "good"), ("sub/two words.py", "two-words"), ("desk.py", "my-desk")]
+)
+def test_a_file_instead_of_a_name_has_to_be_added(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str, name: str
+) -> None:
+    (tmp_path / file).parent.mkdir(exist_ok=True)
+    (tmp_path / file).write_text("")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match="is a file and not the name of a target") as info:
+        target(with_target(load_settings(tmp_path), file))
+    assert shlex.split(info.value.hint) == ["traced", "target", "add", name, file]
 
 
 def test_an_added_table_with_a_wrong_value_is_named(tmp_path: Path) -> None:
     (tmp_path / "targets").mkdir()
     (tmp_path / "targets" / "acme.toml").write_text('kind = "python"\nfactory = "a:b"\nstep_s = "long"\n')
-    with pytest.raises(ConfigError, match="a value of the target acme is invalid: "):
+    with pytest.raises(ConfigError, match=r"a value of the target acme is invalid: target\.step_s is 'long'"):
         target(load_settings(tmp_path, {"target.name": "acme"}))
 
 

@@ -137,6 +137,15 @@ class Leaky(Echo):
         return {"secret": "the secret is open sesame"}
 
 
+class Discreet(Echo):
+    """It has privileged values of which one is long enough to be looked for."""
+
+    description: ClassVar = {"privileged": True}
+
+    def privileged(self) -> dict[str, Any]:
+        return {"goal": ["the word that nobody says"], "name": "Ann", "count": 3, "state": {}}
+
+
 class Shifting(Echo):
     """The schema of its tool differs between tasks."""
 
