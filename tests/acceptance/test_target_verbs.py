@@ -144,7 +144,7 @@ def test_a_target_that_breaks_its_promise_ends_with_exit_code_1(traced: Traced, 
     ("arguments", "message", "hint"),
     [
         (["target", "check", "nothing"], "unknown target 'nothing'; known: desk", "traced target add"),
-        (["target", "add", "x", "no/file.py"], "cannot be read", "target.factory"),
+        (["target", "add", "x", "no/file.py"], "the file of the target x is missing", "put the file back"),
         (["target", "add", "x", "module:f", "--python", "/no/python"], "is missing", "target.python"),
         (
             ["target", "add", "desk", "file.py"],
