@@ -41,6 +41,7 @@ def failed_files(place: Path, ci: str) -> set[str]:
         (place / "tests" / name).write_text(source)
     tests_dir = Path(__file__).parent.parent
     shutil.copy(tests_dir / "conftest.py", place / "tests" / "conftest.py")
+    shutil.copy(tests_dir / "new_stores.py", place / "tests" / "new_stores.py")
     shutil.copytree(tests_dir / "guard", place / "tests" / "guard", dirs_exist_ok=True)
     (place / "pytest.ini").write_text("[pytest]\nmarkers =\n    docker\n    optional\n    other\n")
     done = subprocess.run(
