@@ -129,6 +129,9 @@ class RecordedRows:
         self.seconds = time.perf_counter() - began
         return self.rows
 
+    def validate(self, model: Any, policy: int) -> None:
+        """There is nothing to play."""
+
     def begin_update(self) -> None:
         """There is no engine."""
 

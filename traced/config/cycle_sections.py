@@ -130,6 +130,12 @@ class TrainingSection(Section):
     overlap: int = Field(
         default=0, ge=0, le=1, description="iterations that the rollouts may be ahead of the update; 0: on-policy"
     )
+    validate_every: int = Field(
+        default=0, ge=0, description="iterations between validations, whose best policy is published; 0: the last one"
+    )
+    validation_seeds: Positive = Field(
+        default=32, description="seeds of a validation, played greedily; a fifth of the seeds at most, never trained on"
+    )
     report_to: list[Tracker] = Field(
         default=[], description='experiment trackers: "tensorboard", "wandb", "mlflow"; each needs its package'
     )

@@ -204,15 +204,16 @@ async def grpo_on_target(context: Context, rollouts: int) -> None:
         device=device,
     )
     # A group is one task, and the target's own limits come before those of the settings.
-    turns, groups = context.target.description.max_turns or job.max_turns, min(job.groups, len(split))
-    step_s = step_timeout_s(context.target.step_s)
+    turns, step_s = context.target.description.max_turns or job.max_turns, step_timeout_s(context.target.step_s)
+    groups, job = job.groups, dataclasses.replace(job, groups=1, seed_low=split.start, seed_high=split.stop)
+    groups = min(groups, job.training_seeds)
     job = dataclasses.replace(job, groups=groups, max_turns=turns, step_timeout_s=step_s)
     if context.target.description.user == MODEL_USER:
         job = with_user(context, job, context.target.step_s)
     iterations = math.ceil(rollouts / (job.groups * job.rollouts))
     # Early stopping is off, because the comparison must spend the same number of rollouts as the adapters.
     job = dataclasses.replace(job, threads=context.settings.threads, solved_after=0)
-    job = dataclasses.replace(job, iterations=iterations, seed_low=split.start, seed_high=split.stop)
+    job = dataclasses.replace(job, iterations=iterations)
     job = await with_servers(context, job, device)
     with context.stage("train", COMPARISON, ON_TARGET, iterations) as stage:
         await run_job(

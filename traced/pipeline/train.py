@@ -42,7 +42,7 @@ from traced.registry.publication import publish
 from traced.rollouts.step_limit import step_timeout_s, user_wait_s
 from traced.training.device import ON_CPU, TrainingDevice, training_device
 from traced.training.errors import EnvironmentFailed, NothingToLearn
-from traced.training.job import TrainingJob, folder_of_run
+from traced.training.job import TrainingJob, TrainingResult, folder_of_run
 from traced.training.metrics import Metrics, read_metrics
 from traced.training.process import train as run_job
 
@@ -156,6 +156,9 @@ def job_for(
         temperature=training.temperature,
         seed_low=TRAINING_SEEDS[0],
         seed_high=TRAINING_SEEDS[1],
+        validate_every=training.validate_every,
+        validation_seeds=training.validation_seeds,
+        validation_temperature=settings.engine.temperature,
         # Trainings at once share the threads of the machine.
         threads=max(1, settings.threads // training.at_once),
         limits=settings.sandbox.model_dump(),
@@ -270,7 +273,14 @@ async def _supervised(
     except BaseException as stop:
         _end(context, job, RunState.INTERRUPTED, type(stop).__name__)
         raise
-    _end(context, job, RunState.FINISHED, result.stalled)
+    _end(context, job, RunState.FINISHED, _summary(result))
+
+
+def _summary(result: TrainingResult) -> str:
+    """Return why a finished run ended early, and which policy it published if that is not the last one."""
+    is_earlier = result.policy is not None and result.policy != result.iterations
+    published = f"published is the policy after {result.policy} of {result.iterations} updates" if is_earlier else ""
+    return "; ".join(filter(None, [result.stalled, published]))
 
 
 def _end(context: Context, job: TrainingJob, state: RunState, detail: str = "") -> None:

@@ -64,6 +64,7 @@ from traced.training.rollouts import Rollout
 from traced.training.sampling import rollout_function
 from traced.training.tracking import check_trackers, trackers
 from traced.training.trainer import GroupRelativeTrainer, newest_checkpoint
+from traced.training.validation import Validations
 
 FLASH_ATTENTION = "flash_attention_2"
 LONGEST_ROLLOUTS_S = 24 * 3600
@@ -81,6 +82,7 @@ def train(job: TrainingJob, on_metric: Callable[[Metrics], None], open_source: O
     checkpoint = newest_checkpoint(job.out / "checkpoints")
     done = int(checkpoint.name.rpartition("-")[2]) if checkpoint else 0
     truncate_after(job.metrics, done)
+    Validations(job).forget_after(done)
     # A run that was killed after it ended early, before its result was written, must not train further.
     bounded = replace(job, iterations=done) if (stall(job.metrics) or _is_solved(job)) and done else job
 
@@ -99,18 +101,22 @@ def train(job: TrainingJob, on_metric: Callable[[Metrics], None], open_source: O
             trainer.add_callback(callback)
         try:
             trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+            last_iteration = int(trainer.state.global_step)
+            ended_early = last_iteration < job.iterations
+            is_solved_early, stalled = ended_early and _is_solved(job), stall(job.metrics) if ended_early else ""
+            if ended_early and not is_solved_early and not stalled:
+                raise TrainingPaused(f"paused after iteration {last_iteration} of {job.iterations}")
+            if trainer.rollout_function is not None:
+                trainer.rollout_function.validate(trainer.model, last_iteration)
         finally:
             if trainer.rollout_function is not None:
                 trainer.rollout_function.close()
             job.pause.unlink(missing_ok=True)
-    last_iteration = int(trainer.state.global_step)
-    ended_early = last_iteration < job.iterations
-    is_solved_early, stalled = ended_early and _is_solved(job), stall(job.metrics) if ended_early else ""
-    if ended_early and not is_solved_early and not stalled:
-        raise TrainingPaused(f"paused after iteration {last_iteration} of {job.iterations}")
-    _publish(job, trainer)
+    policy = _publish(job, trainer, last_iteration)
     seconds = time.perf_counter() - started
-    result = TrainingResult(str(job.adapter), last_iteration, done, seconds, solved=is_solved_early, stalled=stalled)
+    result = TrainingResult(
+        str(job.adapter), last_iteration, done, seconds, solved=is_solved_early, stalled=stalled, policy=policy
+    )
     publish_file(job.out / "result.json", json.dumps(asdict(result)) + "\n")
     return result
 
@@ -386,6 +392,10 @@ def _arguments(job: TrainingJob) -> GRPOConfig:
     )
 
 
-def _publish(job: TrainingJob, trainer: GroupRelativeTrainer) -> None:
-    """Publish the complete adapter folder."""
+def _publish(job: TrainingJob, trainer: GroupRelativeTrainer, last_policy: int) -> int:
+    """Publish the complete adapter folder, and return how many updates its policy has had."""
+    best = Validations(job).publish_best(job.adapter) if job.validate_every else None
+    if best is not None:
+        return best.policy
     publish_folder(job.adapter, partial(save_adapter, trainer.model))
+    return last_policy

@@ -101,6 +101,9 @@ class TrainingJob:
     step_timeout_s: float = 30.0
     seed_low: int = 0  # training seeds are drawn from [seed_low, seed_high)
     seed_high: int = 100_000
+    validate_every: int = 0  # iterations between validations; 0: the last policy is published, whatever it is worth
+    validation_seeds: int = 32  # taken from the end of the range, a fifth of it at most; training does not draw them
+    validation_temperature: float = 0.0  # as in the evaluations that the adapter is made for; 0: greedy
     threads: int = 1
     limits: dict[str, float] = field(default_factory=dict)  # of the environment's container: ``SandboxLimits``
     # The model that is the user, if the environment asks for one: "model" (the table [target.user]), "data_dir",
@@ -147,8 +150,10 @@ class TrainingJob:
             )
         if self.overlap and self.engine_sleeps:
             raise JobError("engine_sleeps is set and overlap is 1, which samples during the update")
-        if self.seed_high - self.seed_low < self.groups:
-            raise JobError(f"[{self.seed_low}, {self.seed_high}) holds fewer seeds than the {self.groups} groups")
+        if self.training_seeds < self.groups:
+            raise JobError(
+                f"[{self.seed_low}, {self.seed_high}) holds fewer seeds to train on than the {self.groups} groups"
+            )
 
     @property
     def dtype(self) -> str:
@@ -185,13 +190,25 @@ class TrainingJob:
         """Return the file with some rollouts of the newest iteration."""
         return self.out / SAMPLES
 
+    @property
+    def validation(self) -> list[int]:
+        """Return the seeds that choose between the policies of the run."""
+        size = self.seed_high - self.seed_low
+        count = max(1, min(self.validation_seeds, size // 5)) if self.validate_every else 0
+        return list(range(self.seed_high - count, self.seed_high))
+
+    @property
+    def training_seeds(self) -> int:
+        """Return the number of seeds that groups are drawn from."""
+        return self.seed_high - self.seed_low - len(self.validation)
+
     def group_seeds(self, iteration: int) -> list[int]:
         """Return the distinct environment seeds of one iteration's groups."""
         seeds: dict[int, None] = {}
         draw = 0
         # Drawn one by one until distinct: a repeated seed would merge two groups into one.
         while len(seeds) < self.groups:
-            seeds[self.seed_low + derive_seed(self.seed, iteration, draw) % (self.seed_high - self.seed_low)] = None
+            seeds[self.seed_low + derive_seed(self.seed, iteration, draw) % self.training_seeds] = None
             draw += 1
         return list(seeds)
 
@@ -203,6 +220,9 @@ class TrainingJob:
         values["micro_batch_tokens"] = 4096
         if not self.overlap:
             del values["overlap"]
+        if not self.validate_every:
+            for name in ("validate_every", "validation_seeds", "validation_temperature"):
+                del values[name]
         if self.user:
             values["user"] = {
                 key: self.user["model"][key] for key in ("model", "base_url", "temperature", "max_tokens")
@@ -233,7 +253,8 @@ class TrainingResult:
     """A finished job: adapter folder, iterations, the iteration it resumed from, and seconds of this call.
 
     ``solved``: it ended early because every rollout had succeeded for ``solved_after`` iterations. ``stalled``: why it
-    learned nothing more and ended early; "" if it did not.
+    learned nothing more and ended early; "" if it did not. ``policy``: the updates of the published policy; the last
+    one unless validation has chosen another.
     """
 
     adapter: str
@@ -242,6 +263,7 @@ class TrainingResult:
     seconds: float
     solved: bool = False
     stalled: str = ""
+    policy: int | None = None
 
 
 OpenSource = Callable[[TrainingJob], AbstractAsyncContextManager["EpisodeSource"]]

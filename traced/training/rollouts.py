@@ -23,7 +23,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import pairwise
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from sandbox.contract import Message, Tool
 from sandbox.episodes import Episode, EpisodeSource
@@ -36,6 +36,9 @@ from traced.rollouts.errors import Fault, Infrastructure, attribute
 from traced.targets.errors import ConversationTooLong, SimulatorError
 from traced.training.errors import EngineLost, EnvironmentFailed, TrainingPaused
 from traced.training.policy_engine import PolicyEngine
+
+if TYPE_CHECKING:
+    from traced.training.validation import Validation, Validations
 
 T = TypeVar("T")
 LEAST_ROOM = 1  # tokens that must be left for a completion
@@ -95,6 +98,7 @@ class RolloutLimits:
     max_tokens: int
     step_timeout_s: float
     temperature: float = 1.0
+    validation_temperature: float = 0.0
 
 
 class End(StrEnum):
@@ -124,10 +128,11 @@ class Rollout:
     reward: float | None = None
     success: bool = False
     failure: Infrastructure | None = None
+    temperature: float | None = None  # None: that of the limits
 
     def fresh_copy(self) -> "Rollout":
         """Return a new rollout of the same group, number and seed."""
-        return Rollout(self.group, self.number, self.seed)
+        return Rollout(self.group, self.number, self.seed, temperature=self.temperature)
 
 
 class Portal(Protocol):
@@ -140,9 +145,13 @@ class Portal(Protocol):
 
 @dataclass
 class IterationRollouts:
-    """The rollouts of an iteration, why some were repeated, the seconds they took, and the engine's busy share."""
+    """The rollouts of an iteration, why some were repeated, the seconds they took, and the engine's busy share.
+
+    ``validation`` has those that validate the policy that sampled, which are not trained on.
+    """
 
     rollouts: list[Rollout]
+    validation: list[Rollout]
     retried: list[str]
     seconds: float
     busy_share: float
@@ -158,11 +167,15 @@ class Sampler:
     portal: Portal
     limits: RolloutLimits
 
-    def start(self, group_seeds: Sequence[int], rollouts: int, sampling_seed: int) -> "Future[IterationRollouts]":
-        """Start K rollouts of every seed."""
-        return self.portal.start_task_soon(self.play, group_seeds, rollouts, sampling_seed)
+    def start(
+        self, group_seeds: Sequence[int], rollouts: int, sampling_seed: int, validation: Sequence[int] = ()
+    ) -> "Future[IterationRollouts]":
+        """Start K rollouts of every seed, and one of every seed of ``validation``."""
+        return self.portal.start_task_soon(self.play, group_seeds, rollouts, sampling_seed, validation)
 
-    async def play(self, group_seeds: Sequence[int], rollouts: int, sampling_seed: int) -> IterationRollouts:
+    async def play(
+        self, group_seeds: Sequence[int], rollouts: int, sampling_seed: int, validation: Sequence[int] = ()
+    ) -> IterationRollouts:
         """Return K rollouts of every seed, group by group; those that failed twice have ``failure`` set."""
         started = time.perf_counter()
         self.engine.load.take_busy_share()
@@ -170,6 +183,15 @@ class Sampler:
             _EpisodePlayer(self, Rollout(g, k, seed), sampling_seed)
             for g, seed in enumerate(group_seeds)
             for k in range(rollouts)
+        ]
+        count = len(episodes)
+        episodes += [
+            _EpisodePlayer(
+                self,
+                Rollout(len(group_seeds) + number, 0, seed, temperature=self.limits.validation_temperature),
+                sampling_seed,
+            )
+            for number, seed in enumerate(validation)
         ]
         # A source with few slots plays them in so many rows, one after the other.
         slots = min(self.source.concurrency or len(episodes), len(episodes))
@@ -187,7 +209,8 @@ class Sampler:
             raise errors.exceptions[0] from errors
         retried = [episode.failures[0].detail for episode in episodes if episode.failures]
         seconds, busy_share = time.perf_counter() - started, self.engine.load.take_busy_share()
-        return IterationRollouts([episode.rollout for episode in episodes], retried, seconds, busy_share)
+        all_rollouts = [episode.rollout for episode in episodes]
+        return IterationRollouts(all_rollouts[:count], all_rollouts[count:], retried, seconds, busy_share)
 
 
 async def _play_row(episodes: "Sequence[_EpisodePlayer]") -> None:
@@ -297,7 +320,8 @@ class _EpisodePlayer:
             free_tokens = limits.max_length - len(rollout.conversation)
             seed = derive_seed(self.sampling_seed, rollout.group, rollout.number, rollout.turns)
             stop_ids = tuple(sampler.turn_format.chat_format.stop_ids)
-            sampling = Sampling(limits.temperature, min(limits.max_tokens, free_tokens), seed, stop_ids=stop_ids)
+            temperature = limits.temperature if rollout.temperature is None else rollout.temperature
+            sampling = Sampling(temperature, min(limits.max_tokens, free_tokens), seed, stop_ids=stop_ids)
             return await sampler.engine.generate(Request(rollout.conversation.prompt, sampling), self.conversation)
 
     def _record(self, generation: Generation) -> None:
@@ -361,6 +385,7 @@ class Batch:
         policy: The iteration whose weights sampled, counted from 0: its own, or with overlap the one before.
         seconds: For how long the trainer waited for the rollouts.
         sampling_seconds: For how long they were played; with overlap most of it during the last update.
+        validation: The figures of the policy, if it was validated beside the rollouts.
     """
 
     rewards: list[float | None]
@@ -377,6 +402,7 @@ class Batch:
     policy: int
     seconds: float
     sampling_seconds: float
+    validation: "Validation | None" = None
 
 
 @dataclass
@@ -399,6 +425,7 @@ class RolloutFunction:
         next_seeds: Returns the group seeds of an iteration, counted from 0, or None after the last one; the iteration
             is then sampled during the update before it. None: strictly on-policy.
         may_pause: Returns whether the rollouts of an iteration, counted from 0, may be given up for a pause.
+        validations: Says which policies are validated beside the rollouts that are sampled from them.
     """
 
     sampler: Sampler
@@ -408,6 +435,7 @@ class RolloutFunction:
     on_played: Callable[[int, list[Rollout]], None]
     next_seeds: Callable[[int], list[int] | None] | None = None
     may_pause: Callable[[int], bool] = lambda iteration: False
+    validations: "Validations | None" = None
     last: Batch = field(init=False)
     _ahead: _Sampling | None = field(init=False, default=None)
     _running: _Sampling | None = field(init=False, default=None)
@@ -435,10 +463,20 @@ class RolloutFunction:
         self._running = None
         self.on_played(iteration + 1, outcome.rollouts)
         self.last = self._batch(outcome, sampling.policy, time.perf_counter() - started)
+        if self.validations is not None and outcome.validation:
+            self.last.validation = self.validations.end(sampling.policy, outcome.validation)
         self._start_ahead(trainer.model, iteration)
         rows = [self._row(rollout, is_lost) for rollout, is_lost in _with_losses(outcome.rollouts)]
         columns = ("prompt_ids", "completion_ids", "logprobs", "env_mask")
         return {**{name: [row[i] for row in rows] for i, name in enumerate(columns)}, "reward": self.last.rewards}
+
+    def validate(self, model: Any, policy: int) -> None:
+        """Validate the policy that a run ends with, unless it was; ``model`` has its weights."""
+        if self.validations is None or not self.validations.is_open(policy):
+            return
+        self._running = sampling = self._start(model, policy, policy, [], is_last=True)
+        self.validations.end(policy, sampling.future.result().validation)
+        self._running = None
 
     def begin_update(self) -> None:
         """Let the engine sleep where it shares the trainer's GPU; it samples nothing until ``end_update``."""
@@ -457,10 +495,16 @@ class RolloutFunction:
         self._running = self._ahead = None
         self.sampler.engine.close()
 
-    def _start(self, model: Any, iteration: int, policy: int, seeds: list[int]) -> _Sampling:
+    def _start(self, model: Any, iteration: int, policy: int, seeds: list[int], *, is_last: bool = False) -> _Sampling:
+        validation: list[int] = []
+        if self.validations is not None:
+            validation = self.validations.seeds(policy, is_last=is_last)
+            if validation:
+                self.validations.begin(model, policy)
         self.sampler.engine.synchronise(model, policy)
         sampling_seed = derive_seed(self.seed, "rollout", iteration)
-        return _Sampling(iteration, seeds, policy, self.sampler.start(seeds, self.rollouts, sampling_seed))
+        future = self.sampler.start(seeds, self.rollouts, sampling_seed, validation)
+        return _Sampling(iteration, seeds, policy, future)
 
     def _start_ahead(self, model: Any, iteration: int) -> None:
         """Start the next iteration's rollouts from the current weights, which the update has not changed yet."""

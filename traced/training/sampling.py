@@ -20,6 +20,7 @@ from traced.training.in_process_engine import InProcessEngine, sampling_copy
 from traced.training.job import TrainingJob
 from traced.training.policy_engine import POLICY, PolicyEngine, ServerEngine, engine_clients, run_name
 from traced.training.rollouts import Rollout, RolloutFunction, RolloutLimits, Sampler
+from traced.training.validation import Validations
 
 
 def rollout_function(
@@ -34,7 +35,7 @@ def rollout_function(
     """Return the rollout function of a job; ``source`` lives on the portal's loop, ``model`` is still without PEFT."""
     length = min(job.max_length, model.config.max_position_embeddings)
     step_s = max(job.step_timeout_s, step_timeout_s(float(job.limits.get("call_seconds", 0.0))))
-    limits = RolloutLimits(job.max_turns, length, job.max_tokens, step_s, job.temperature)
+    limits = RolloutLimits(job.max_turns, length, job.max_tokens, step_s, job.temperature, job.validation_temperature)
     engine = _policy_engine(job, portal, model, tokenizer, length)
     sampler = Sampler(source, engine, TurnFormat(ChatFormat(tokenizer)), portal, limits)
 
@@ -47,7 +48,10 @@ def rollout_function(
         """Return whether a pause is requested and the run can continue where this iteration begins."""
         return job.pause.exists() and (iteration == 0 or (job.out / "checkpoints" / f"checkpoint-{iteration}").exists())
 
-    return RolloutFunction(sampler, job.rollouts, job.seed, tokenizer.eos_token_id, on_played, ahead, loses_nothing)
+    validations = Validations(job) if job.validate_every else None
+    return RolloutFunction(
+        sampler, job.rollouts, job.seed, tokenizer.eos_token_id, on_played, ahead, loses_nothing, validations
+    )
 
 
 def _policy_engine(job: TrainingJob, portal: BlockingPortal, model: Any, tokenizer: Any, length: int) -> PolicyEngine:
@@ -60,5 +64,6 @@ def _policy_engine(job: TrainingJob, portal: BlockingPortal, model: Any, tokeniz
     # A folded layer takes one matrix product, PEFT's takes three; for a small model the difference is half of a decode
     # step. With the copy the trained base is never merged and unmerged, so it cannot drift.
     sampled = sampling_copy(model)
-    engine = Engine(sampled, tokenizer, max_batch=job.groups * job.rollouts, max_length=length)
+    max_batch = job.groups * job.rollouts + len(job.validation)
+    engine = Engine(sampled, tokenizer, max_batch=max_batch, max_length=length)
     return InProcessEngine(engine, sampled, in_rounds=job.threads == 1)

@@ -19,7 +19,7 @@ gradient clipping, AdamW, checkpoints and resuming. This subclass changes:
   from other weights.
 - Checkpoints appear by rename, and only the newest is kept.
 
-Not covered: evaluation during training, KL terms in the loss, completions without log-probs.
+Not covered: KL terms in the loss, completions without log-probs.
 """
 
 import logging
@@ -69,6 +69,10 @@ class Rollouts(Protocol):
 
     def end_update(self) -> None:
         """Return when the engine serves requests again."""
+        ...
+
+    def validate(self, model: Any, policy: int) -> None:
+        """Validate the policy that a run ends with, if the job does that."""
         ...
 
     def close(self) -> None:
@@ -463,6 +467,7 @@ class GroupRelativeTrainer(GRPOTrainer):
             "sampling_seconds": last.sampling_seconds,
             "engine_busy": last.busy_share,
             **self.drift.metrics(),
+            **({} if last.validation is None else last.validation.metrics()),
         }
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:

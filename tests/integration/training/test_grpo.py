@@ -115,6 +115,58 @@ def test_an_interrupted_run_carries_on_from_its_checkpoint(model_path: Path, tmp
     assert equal(weights(straight), weights(interrupted))
 
 
+class Fading(Bandit):
+    """The validation succeeds less and less, whatever the policy does; ``plays`` counts its episodes."""
+
+    plays = 0
+
+    def score(self) -> Score:
+        if self.seed < 99_968:
+            return super().score()
+        type(self).plays += 1
+        return Score(1.0, True) if type(self).plays <= 32 + 8 else Score(0.0, False)
+
+
+def test_the_best_policy_is_published_and_not_the_last(
+    model_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Fading, "plays", 0)
+    validated = job(model_path, tmp_path / "out", iterations=7, validate_every=2)
+    adapters: dict[int, dict[str, torch.Tensor]] = {}
+
+    def on_metric(metrics: Metrics) -> None:
+        if "validation_policy" in metrics:
+            folder = validated.out / "validated" / f"policy-{metrics['validation_policy']:.0f}"
+            adapters[int(metrics["validation_policy"])] = load_file(folder / "adapter_model.safetensors")
+
+    result = grpo.train(validated, on_metric, lambda _: LocalSource("fading", Fading))
+    assert (result.iterations, result.policy) == (7, 2)
+    assert list(adapters) == [2, 4, 6]
+    assert Fading.plays == 4 * 32  # the last policy is the seventh
+    assert equal(weights(validated), adapters[2])
+    assert not equal(adapters[2], adapters[6])
+    rows = {int(m["validation_policy"]): m for m in read_metrics(validated.metrics) if "validation_policy" in m}
+    assert [rows[policy]["iteration"] for policy in rows] == [3, 5, 7]
+    assert [rows[policy]["validation_success"] for policy in rows] == [1.0, 0.25, 0.0]
+
+
+def test_a_validated_run_goes_on_bit_for_bit(model_path: Path, tmp_path: Path) -> None:
+    straight = job(model_path, tmp_path / "a", iterations=6, validate_every=2)
+    interrupted = dataclasses.replace(straight, out_dir=str(tmp_path / "b"))
+    train(straight)
+
+    def stop(metrics: Metrics) -> None:
+        if metrics["iteration"] == 5:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        grpo.train(interrupted, stop, lambda _: LocalSource("bandit", Bandit))
+    train(interrupted)
+    results = [json.loads((run.out / "result.json").read_text())["policy"] for run in (straight, interrupted)]
+    assert results[0] == results[1]
+    assert equal(weights(straight), weights(interrupted))
+
+
 def test_a_finished_job_is_not_trained_again_and_another_job_is_refused(model_path: Path, tmp_path: Path) -> None:
     training_job = job(model_path, tmp_path / "out")
     train(training_job)

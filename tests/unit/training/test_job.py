@@ -93,7 +93,7 @@ def test_a_missing_model_is_named(tmp_path: Path) -> None:
         ({"environment_source": {"url": "x"}}, "environment_source"),
         ({"rollouts": 1}, "rollouts is 1"),
         ({"iterations": 0}, "iterations is 0"),
-        ({"seed_low": 5, "seed_high": 6}, "fewer seeds"),
+        ({"seed_low": 5, "seed_high": 6}, "fewer seeds to train on"),
         ({"device": "tpu"}, "device is 'tpu'; it must be one of cpu, cuda"),
         ({"attention": "fast"}, "attention is 'fast'"),
         ({"report_to": ["tensorboard", "excel"]}, "report_to is 'excel'"),

@@ -1,0 +1,99 @@
+"""Validation of policies during a training: which seeds, which policies, and which one is the best."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.unit.training.bandit import Bandit
+from tests.unit.training.test_rollouts import FreeEngine, in_sampler
+from traced.rollouts.errors import Fault, Infrastructure
+from traced.training import validation
+from traced.training.job import TrainingJob
+from traced.training.rollouts import IterationRollouts, Rollout, Sampler
+from traced.training.validation import Validation, Validations
+
+
+def job(out: Path, **changes: Any) -> TrainingJob:
+    fixed = TrainingJob("r", "c", {"target": "bandit"}, "m", str(out), groups=4, seed_high=1000, validate_every=5)
+    return dataclasses.replace(fixed, **changes)
+
+
+def episodes(successes: str) -> list[Rollout]:
+    """Return a rollout per character: 1 and 0 are scored, - was lost."""
+    failure = Infrastructure(Fault.SANDBOX, "gone")
+    return [
+        Rollout(0, 0, 0, failure=failure)
+        if mark == "-"
+        else Rollout(0, 0, 0, reward=0.5 + int(mark) / 2, success=mark == "1")
+        for mark in successes
+    ]
+
+
+@pytest.fixture(autouse=True)
+def _adapters(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(validation, "save_adapter", lambda model, folder: (folder / "weights").write_text(model))
+
+
+def test_groups_never_draw_the_seeds_of_the_validation(tmp_path: Path) -> None:
+    seeds = job(tmp_path).validation
+    assert seeds == list(range(968, 1000))
+    assert not {seed for iteration in range(300) for seed in job(tmp_path).group_seeds(iteration)} & set(seeds)
+    assert job(tmp_path, validate_every=0).validation == []
+    small = job(tmp_path, seed_low=10, seed_high=20)
+    assert (small.validation, small.training_seeds) == ([18, 19], 8)
+
+
+@pytest.mark.parametrize(("policy", "is_last", "count"), [(0, False, 0), (5, False, 32), (7, False, 0), (7, True, 32)])
+def test_it_is_the_turn_of_every_fifth_and_of_the_last_policy(
+    tmp_path: Path, policy: int, is_last: bool, count: int
+) -> None:
+    assert len(Validations(job(tmp_path)).seeds(policy, is_last=is_last)) == count
+
+
+def test_the_best_policy_is_published_and_the_others_are_dropped(tmp_path: Path) -> None:
+    validations = Validations(job(tmp_path))
+    for policy, successes in [(5, "1100"), (10, "1110"), (15, "111-"), (20, "1000")]:
+        validations.begin(f"weights of {policy}", policy)
+        assert validations.end(policy, episodes(successes)) is not None
+    assert validations.best() == Validation(success=1.0, reward=1.0, policy=15, episodes=3)
+    validations.forget_after(10)
+    assert validations.publish_best(tmp_path / "adapter") == Validation(0.75, 0.875, 10, 4)
+    assert [(path.name, path.read_text()) for path in (tmp_path / "adapter").iterdir()] == [
+        ("weights", "weights of 10")
+    ]
+    assert validations.best() is None
+
+
+def test_of_equal_policies_the_one_with_the_most_updates_is_the_best(tmp_path: Path) -> None:
+    validations = Validations(job(tmp_path))
+    for policy in (5, 10):
+        validations.begin("", policy)
+        validations.end(policy, episodes("10"))
+    best = validations.best()
+    assert best is not None
+    assert best.policy == 10
+
+
+def test_a_policy_whose_episodes_were_all_lost_is_no_candidate(tmp_path: Path) -> None:
+    validations = Validations(job(tmp_path))
+    validations.begin("weights", 5)
+    assert validations.is_open(5)
+    assert validations.end(5, episodes("--")) is None
+    assert validations.publish_best(tmp_path / "adapter") is None
+    assert not (tmp_path / "adapter").exists()
+
+
+def test_validation_is_greedy_and_beside_the_rollouts() -> None:
+    engine = FreeEngine()
+
+    def play(sampler: Sampler) -> IterationRollouts:
+        return sampler.start([11, 12], 3, 5, [901, 902]).result()
+
+    outcome = in_sampler(play, engine, factory=Bandit)
+    assert [rollout.seed for rollout in outcome.rollouts] == [11, 11, 11, 12, 12, 12]
+    assert [rollout.seed for rollout in outcome.validation] == [901, 902]
+    assert all(rollout.reward is not None for rollout in outcome.validation)
+    temperatures = {name.split("-")[1]: request.sampling.temperature for name, request in engine.requests}
+    assert temperatures == {"000000": 1.0, "000001": 1.0, "000002": 0.0, "000003": 0.0}

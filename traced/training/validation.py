@@ -1,0 +1,106 @@
+"""Keep the best iterate of a run: greedy episodes on seeds that no rollout uses, every few iterations.
+
+The last iterate of GRPO is often not the best one: a policy that has become certain finds no group with different
+rewards, and drifts. The adapter of each validated policy stays in ``validated/policy-N`` with its figures; policy N has
+been updated N times. The best is the one with the highest success, then the highest reward, then the most updates. All
+are kept until it is published: a run that is killed and resumed must not have dropped what it still needs.
+
+Not covered: the choice between runs, and stopping early by validation.
+"""
+
+import json
+import shutil
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from traced.core.files import publish_file, publish_folder
+from traced.training.adapter_folder import save_adapter
+from traced.training.job import TrainingJob
+from traced.training.rollouts import Rollout
+
+FIGURES = "validation.json"
+
+
+@dataclass(frozen=True, order=True)
+class Validation:
+    """Figures of one policy: mean success and reward in [0, 1] over ``episodes``, after ``policy`` updates."""
+
+    success: float
+    reward: float
+    policy: int
+    episodes: int
+
+    def metrics(self) -> dict[str, float]:
+        """Return the figures as metrics of the iteration whose rollouts the policy sampled."""
+        return {"validation_success": self.success, "validation_reward": self.reward, "validation_policy": self.policy}
+
+
+class Validations:
+    """The validated policies of a job."""
+
+    def __init__(self, job: TrainingJob) -> None:
+        self._job = job
+        self._folder = job.out / "validated"
+
+    def seeds(self, policy: int, *, is_last: bool = False) -> list[int]:
+        """Return the seeds to validate a policy on: every few iterations, and the last one; none otherwise."""
+        is_due = policy > 0 and (is_last or policy % self._job.validate_every == 0)
+        return self._job.validation if is_due else []
+
+    def is_open(self, policy: int) -> bool:
+        """Return whether the policy has been trained and has no figures."""
+        return policy > 0 and not (self._place(policy) / FIGURES).exists()
+
+    def begin(self, model: Any, policy: int) -> None:
+        """Keep the policy's adapter; ``model`` has its weights."""
+        publish_folder(self._place(policy), lambda staging: save_adapter(model, staging))
+
+    def end(self, policy: int, rollouts: Sequence[Rollout]) -> Validation | None:
+        """Store the figures of the policy; None, and no adapter is kept, if every episode was lost."""
+        scored = [rollout for rollout in rollouts if rollout.failure is None and rollout.reward is not None]
+        if not scored:
+            shutil.rmtree(self._place(policy), ignore_errors=True)
+            return None
+        result = Validation(
+            success=sum(rollout.success for rollout in scored) / len(scored),
+            reward=sum(rollout.reward or 0.0 for rollout in scored) / len(scored),
+            policy=policy,
+            episodes=len(scored),
+        )
+        publish_file(self._place(policy) / FIGURES, json.dumps(asdict(result)) + "\n")
+        return result
+
+    def best(self) -> Validation | None:
+        """Return the figures of the best policy, None if none was validated."""
+        return max(self._all(), default=None)
+
+    def publish_best(self, target: Path) -> Validation | None:
+        """Publish the best policy's adapter and drop the others; None if no policy was validated."""
+        best = self.best()
+        if best is None:
+            return None
+        place = self._place(best.policy)
+
+        def fill(staging: Path) -> None:
+            shutil.copytree(place, staging, dirs_exist_ok=True, ignore=shutil.ignore_patterns(FIGURES))
+
+        publish_folder(target, fill)
+        shutil.rmtree(self._folder)
+        return best
+
+    def forget_after(self, policy: int) -> None:
+        """Drop policies with more updates: a run that is resumed there makes them anew."""
+        for place in self._folder.glob("policy-*"):
+            if int(place.name.rpartition("-")[2]) > policy:
+                shutil.rmtree(place)
+
+    def _all(self) -> list[Validation]:
+        return [
+            Validation(**json.loads(path.read_text(encoding="utf-8")))
+            for path in self._folder.glob(f"policy-*/{FIGURES}")
+        ]
+
+    def _place(self, policy: int) -> Path:
+        return self._folder / f"policy-{policy}"
