@@ -130,6 +130,9 @@ class TrainingSection(Section):
     overlap: int = Field(
         default=0, ge=0, le=1, description="iterations that the rollouts may be ahead of the update; 0: on-policy"
     )
+    open_share: float = Field(
+        default=0.0, ge=0, lt=1, description="share of the seeds drawn again because their rewards have differed lately"
+    )
     validate_every: int = Field(
         default=0, ge=0, description="iterations between validations, whose best policy is published; 0: the last one"
     )

@@ -156,6 +156,7 @@ def job_for(
         temperature=training.temperature,
         seed_low=TRAINING_SEEDS[0],
         seed_high=TRAINING_SEEDS[1],
+        open_share=training.open_share,
         validate_every=training.validate_every,
         validation_seeds=training.validation_seeds,
         validation_temperature=settings.engine.temperature,

@@ -58,6 +58,7 @@ from traced.training.metrics import (
     truncate_after,
     write_samples,
 )
+from traced.training.open_seeds import OpenSeeds
 from traced.training.policy_engine import engine_clients
 from traced.training.processes import other_processes
 from traced.training.rollouts import Rollout
@@ -83,6 +84,7 @@ def train(job: TrainingJob, on_metric: Callable[[Metrics], None], open_source: O
     done = int(checkpoint.name.rpartition("-")[2]) if checkpoint else 0
     truncate_after(job.metrics, done)
     Validations(job).forget_after(done)
+    OpenSeeds(job).forget_after(done)
     # A run that was killed after it ended early, before its result was written, must not train further.
     bounded = replace(job, iterations=done) if (stall(job.metrics) or _is_solved(job)) and done else job
 

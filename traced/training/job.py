@@ -101,6 +101,7 @@ class TrainingJob:
     step_timeout_s: float = 30.0
     seed_low: int = 0  # training seeds are drawn from [seed_low, seed_high)
     seed_high: int = 100_000
+    open_share: float = 0.0  # share of the groups with seeds whose rewards have differed lately; 0: fresh seeds only
     validate_every: int = 0  # iterations between validations; 0: the last policy is published, whatever it is worth
     validation_seeds: int = 32  # taken from the end of the range, a fifth of it at most; training does not draw them
     validation_temperature: float = 0.0  # as in the evaluations that the adapter is made for; 0: greedy
@@ -141,6 +142,8 @@ class TrainingJob:
             )
         if self.shard and not (self.processes > 1):
             raise JobError("shard needs several processes, and the job has 1", hint="training.processes")
+        if not 0 <= self.open_share < 1:
+            raise JobError(f"open_share is {self.open_share}; it must be at least 0 and below 1")
         if self.overlap not in (0, 1):
             raise JobError(f"overlap is {self.overlap}; it must be 0 or 1", hint="training.overlap")
         if self.overlap and not self.engine_urls:
@@ -220,6 +223,8 @@ class TrainingJob:
         values["micro_batch_tokens"] = 4096
         if not self.overlap:
             del values["overlap"]
+        if not self.open_share:
+            del values["open_share"]
         if not self.validate_every:
             for name in ("validate_every", "validation_seeds", "validation_temperature"):
                 del values[name]

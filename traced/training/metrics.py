@@ -10,10 +10,10 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sandbox.contract import Message
 from traced.core.files import disk_boundary, flush, publish_file
@@ -62,7 +62,7 @@ def truncate_after(path: Path, iteration: int) -> None:
         publish_file(path, "".join(json.dumps(metrics) + "\n" for metrics in rows))
 
 
-def append(path: Path, metrics: Metrics) -> None:
+def append(path: Path, metrics: Mapping[str, Any]) -> None:
     """Append one line, which survives a power cut: the checkpoint of its iteration may."""
     with disk_boundary(path), path.open("a", encoding="utf-8") as file:
         file.write(json.dumps(metrics) + "\n")

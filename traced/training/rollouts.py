@@ -38,6 +38,7 @@ from traced.training.errors import EngineLost, EnvironmentFailed, TrainingPaused
 from traced.training.policy_engine import PolicyEngine
 
 if TYPE_CHECKING:
+    from traced.training.open_seeds import OpenSeeds
     from traced.training.validation import Validation, Validations
 
 T = TypeVar("T")
@@ -425,6 +426,7 @@ class RolloutFunction:
         next_seeds: Returns the group seeds of an iteration, counted from 0, or None after the last one; the iteration
             is then sampled during the update before it. None: strictly on-policy.
         may_pause: Returns whether the rollouts of an iteration, counted from 0, may be given up for a pause.
+        open_seeds: Draws a share of the seeds from earlier groups whose rewards differed.
         validations: Says which policies are validated beside the rollouts that are sampled from them.
     """
 
@@ -436,6 +438,7 @@ class RolloutFunction:
     next_seeds: Callable[[int], list[int] | None] | None = None
     may_pause: Callable[[int], bool] = lambda iteration: False
     validations: "Validations | None" = None
+    open_seeds: "OpenSeeds | None" = None
     last: Batch = field(init=False)
     _ahead: _Sampling | None = field(init=False, default=None)
     _running: _Sampling | None = field(init=False, default=None)
@@ -462,6 +465,8 @@ class RolloutFunction:
         outcome = sampling.future.result()
         self._running = None
         self.on_played(iteration + 1, outcome.rollouts)
+        if self.open_seeds is not None:
+            self.open_seeds.record(iteration, outcome.rollouts)
         self.last = self._batch(outcome, sampling.policy, time.perf_counter() - started)
         if self.validations is not None and outcome.validation:
             self.last.validation = self.validations.end(sampling.policy, outcome.validation)
@@ -503,7 +508,8 @@ class RolloutFunction:
                 self.validations.begin(model, policy)
         self.sampler.engine.synchronise(model, policy)
         sampling_seed = derive_seed(self.seed, "rollout", iteration)
-        future = self.sampler.start(seeds, self.rollouts, sampling_seed, validation)
+        group_seeds = seeds if self.open_seeds is None else self.open_seeds.draw(iteration, seeds, policy)
+        future = self.sampler.start(group_seeds, self.rollouts, sampling_seed, validation)
         return _Sampling(iteration, seeds, policy, future)
 
     def _start_ahead(self, model: Any, iteration: int) -> None:

@@ -18,6 +18,7 @@ from traced.rollouts.step_limit import step_timeout_s
 from traced.training.adapter_folder import save_adapter
 from traced.training.in_process_engine import InProcessEngine, sampling_copy
 from traced.training.job import TrainingJob
+from traced.training.open_seeds import OpenSeeds
 from traced.training.policy_engine import POLICY, PolicyEngine, ServerEngine, engine_clients, run_name
 from traced.training.rollouts import Rollout, RolloutFunction, RolloutLimits, Sampler
 from traced.training.validation import Validations
@@ -50,7 +51,15 @@ def rollout_function(
 
     validations = Validations(job) if job.validate_every else None
     return RolloutFunction(
-        sampler, job.rollouts, job.seed, tokenizer.eos_token_id, on_played, ahead, loses_nothing, validations
+        sampler,
+        job.rollouts,
+        job.seed,
+        tokenizer.eos_token_id,
+        on_played,
+        next_seeds=ahead,
+        may_pause=loses_nothing,
+        validations=validations,
+        open_seeds=OpenSeeds(job) if job.open_share else None,
     )
 
 

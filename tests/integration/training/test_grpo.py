@@ -150,8 +150,9 @@ def test_the_best_policy_is_published_and_not_the_last(
     assert [rows[policy]["validation_success"] for policy in rows] == [1.0, 0.25, 0.0]
 
 
-def test_a_validated_run_goes_on_bit_for_bit(model_path: Path, tmp_path: Path) -> None:
-    straight = job(model_path, tmp_path / "a", iterations=6, validate_every=2)
+@pytest.mark.parametrize("changes", [{"validate_every": 2}, {"open_share": 0.5}])
+def test_a_run_that_chooses_goes_on_bit_for_bit(model_path: Path, tmp_path: Path, changes: dict[str, Any]) -> None:
+    straight = job(model_path, tmp_path / "a", iterations=6, **changes)
     interrupted = dataclasses.replace(straight, out_dir=str(tmp_path / "b"))
     train(straight)
 

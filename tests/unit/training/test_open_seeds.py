@@ -1,0 +1,52 @@
+"""Seeds that are second again because their groups had different rewards."""
+
+from pathlib import Path
+from typing import Any
+
+from traced.rollouts.errors import Fault, Infrastructure
+from traced.training.job import TrainingJob
+from traced.training.open_seeds import WINDOW, OpenSeeds
+from traced.training.rollouts import Rollout
+
+FRESH = [100, 101, 102, 103]
+
+
+def open_seeds(out: Path, **changes: Any) -> OpenSeeds:
+    return OpenSeeds(TrainingJob("r", "c", {"target": "t"}, "m", str(out), groups=4, **{"open_share": 0.5} | changes))
+
+
+def groups(*rewards: tuple[int, list[float | None]]) -> list[Rollout]:
+    """Return the rollouts of groups by seed; None stands for a lost one."""
+    failure = Infrastructure(Fault.SANDBOX, "gone")
+    return [
+        Rollout(0, 0, seed, reward=reward, failure=failure if reward is None else None)
+        for seed, values in rewards
+        for reward in values
+    ]
+
+
+def test_half_of_the_groups_have_seeds_whose_rewards_differed(tmp_path: Path) -> None:
+    seeds = open_seeds(tmp_path)
+    seeds.record(0, groups((1, [0, 1]), (2, [1, 1]), (3, [0, 0.5]), (4, [0, 0]), (5, [0, None])))
+    assert seeds.draw(1, FRESH, 0) == FRESH
+    second = seeds.draw(1, FRESH, 1)
+    assert (second[:2], sorted(second[2:])) == (FRESH[:2], [1, 3])
+    assert open_seeds(tmp_path).draw(1, FRESH, 1) == second
+    assert open_seeds(tmp_path, open_share=0.25).draw(1, FRESH, 1)[3] in (1, 3)
+
+
+def test_the_newest_group_of_a_seed_counts_and_only_for_a_while(tmp_path: Path) -> None:
+    seeds = open_seeds(tmp_path)
+    seeds.record(0, groups((1, [0, 1]), (2, [0, 1])))
+    seeds.record(1, groups((1, [1, 1])))
+    assert seeds.draw(2, FRESH, 2) == [100, 101, 102, 2]
+    assert seeds.draw(WINDOW, FRESH, WINDOW) == [100, 101, 102, 2]
+    assert seeds.draw(WINDOW + 1, FRESH, WINDOW + 1) == FRESH
+    seeds.forget_after(1)
+    assert sorted(seeds.draw(2, FRESH, 2)) == [1, 2, 100, 101]
+
+
+def test_no_seed_is_drawn_twice_in_an_iteration(tmp_path: Path) -> None:
+    seeds = open_seeds(tmp_path)
+    seeds.record(0, groups((100, [0, 1]), (7, [0, 1])))
+    assert seeds.draw(1, FRESH, 1) == [100, 101, 102, 7]
