@@ -1,0 +1,205 @@
+"""What each measure of the training is worth: the published adapters' success in their environment and on the target.
+
+    python -m benchmarks.training_quality [--seeds 5] [--first-seed 0] [--variants last,best,open,both] [--into DIR]
+                                          [--set KEY=VALUE] [--json]
+
+For each seed one cycle on the desk is brought to admitted environments. Each variant then trains one adapter per
+capability there, with the settings of a cycle and its own changes (``VARIANTS``), and the published adapter plays
+greedily: 200 seeds of its environment, and the last 200 of the target's train split. The test split is not used.
+Everything is kept in DIR, and a run that was stopped goes on.
+
+For each variant: success in the environment and on the target, mean and range over the trainings; the mean validation
+success by iteration; how many trainings ended without a gradient in their last three iterations while episodes failed.
+
+Aims: ``best`` is not below ``last`` in its environment, and no training of ``both`` ends without a gradient. Exit code
+1 when one is missed. Hours on two cores.
+"""
+
+import argparse
+import asyncio
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from store.repositories.cycles import list_cycles
+from store.repositories.environments import get_environment
+from traced.config.settings import Settings, load_settings
+from traced.core.progress import Progress
+from traced.core.resources import Meter
+from traced.evaluation.intervals import rate
+from traced.pipeline.analyze import stored_findings
+from traced.pipeline.context import Context, open_context
+from traced.pipeline.episodes import episodes, model_policy, seed_jobs, split_jobs
+from traced.pipeline.gate import GATE_SEEDS
+from traced.pipeline.train import job_in, store_variables
+from traced.training.device import ON_CPU
+from traced.training.metrics import Metrics, read_metrics
+from traced.training.process import train
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    "last": {},
+    "best": {"validate_every": 5},
+    "open": {"open_share": 0.5},
+    "both": {"validate_every": 5, "open_share": 0.5},
+}
+EPISODES = 200
+LAST = 3  # iterations without a gradient
+STAGES = ("collect", "analyze", "synthesize", "admit")
+
+
+def main() -> int:
+    """Print the figures; exit code 1 if an aim is missed."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.training_quality", description=(__doc__ or "").split("\n")[0]
+    )
+    parser.add_argument("--seeds", type=int, default=5, help="number of seeds")
+    parser.add_argument("--first-seed", type=int, default=0)
+    parser.add_argument("--variants", default=",".join(VARIANTS), help="variants, separated by commas")
+    parser.add_argument("--set", dest="settings", action="append", default=[], help="a setting of the cycles")
+    parser.add_argument("--into", type=Path, help="folder of the runs (default: a new temporary one)")
+    parser.add_argument("--json", action="store_true", help="print only one JSON object")
+    options = parser.parse_args()
+    variants = options.variants.split(",")
+    if unknown := set(variants) - set(VARIANTS):
+        parser.error(f"unknown variants {', '.join(sorted(unknown))}; known: {', '.join(VARIANTS)}")
+    folder = options.into or Path(tempfile.mkdtemp(prefix="traced-training-"))
+    rows = []
+    for seed in range(options.first_seed, options.first_seed + options.seeds):
+        settings = prepare(seed, folder / f"seed-{seed}", options.settings)
+        for row in asyncio.run(train_all(settings, variants)):
+            rows.append({"seed": seed, **row})
+            if not options.json:
+                print(json.dumps({key: value for key, value in rows[-1].items() if key != "curve"}), flush=True)
+    figures = summary(rows, variants)
+    print(json.dumps(figures) if options.json else json.dumps(figures["variants"], indent=1))
+    return 0 if figures["meets"] else 1
+
+
+def prepare(seed: int, data_dir: Path, pairs: Sequence[str]) -> Settings:
+    """Bring the cycle of a seed to admitted environments and return its settings; stages that are done are quick."""
+    options = ["--data-dir", str(data_dir), "--set", f"seed={seed}"]
+    for pair in pairs:
+        options += ["--set", pair]
+    for stage in STAGES:
+        command = [sys.executable, "-m", "traced", stage, *options]
+        # An environment that is refused ends its capability alone.
+        result = subprocess.run(command, check=False, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        if result.returncode not in (0, 1):
+            raise SystemExit(f"seed {seed}: {' '.join(command)}\n{result.stderr}")
+    overrides = dict(pair.split("=", 1) for pair in pairs)
+    return load_settings(data_dir, {"seed": seed, **overrides})
+
+
+async def train_all(settings: Settings, variants: Sequence[str]) -> list[dict[str, Any]]:
+    """Train and play each variant of each admitted environment of the only cycle."""
+    rows = []
+    progress = Progress(Console(file=StringIO()))
+    with Meter() as meter:
+        async with open_context(settings, "", progress, meter) as unbound:
+            with unbound.read_session() as session:
+                cycle = list_cycles(session)[0]
+            context = replace(unbound, cycle_id=cycle.id)
+            for capability, environment in with_environments(context):
+                rows += [await train_variant(context, capability, environment, variant) for variant in variants]
+    return rows
+
+
+def with_environments(context: Context) -> list[tuple[str, str]]:
+    """Return capability and environment of the cycle's admitted environments."""
+    from traced.cli.current_cycle import admitted_environments
+
+    names = [finding.capability for finding in stored_findings(context) if finding.retained]
+    return [(name, hashes[-1]) for name in names if (hashes := admitted_environments(context, name))]
+
+
+async def train_variant(context: Context, capability: str, environment: str, variant: str) -> dict[str, Any]:
+    """Train a variant in an environment, play with its adapter, and return its figures; they are kept on disk."""
+    out = context.data_dir / "variants" / variant / capability
+    result_file = out / "figures.json"
+    if result_file.exists():
+        return dict(json.loads(result_file.read_text()))
+    job = job_in(context, f"{context.cycle_id}/{capability}/{variant}", capability, environment, ON_CPU)
+    job = replace(job, out_dir=str(out), threads=context.settings.threads, **VARIANTS[variant])
+    result = await train(job, lambda _: None, store_variables(context))
+    name = f"{variant}-{capability}"
+    await context.serve(name, job.adapter)
+    figures = {
+        "variant": variant,
+        "capability": capability,
+        "iterations": result.iterations,
+        "policy": result.policy,
+        **await success(context, name, environment),
+        **ending(read_metrics(job.metrics)),
+    }
+    result_file.write_text(json.dumps(figures) + "\n")
+    return figures
+
+
+async def success(context: Context, name: str, environment: str) -> dict[str, float]:
+    """Return the greedy success of a served adapter in its environment and on the target."""
+    with context.read_session() as session:
+        source_code = get_environment(session, environment).source_code
+    temperature = context.settings.engine.temperature
+    policy = await model_policy(context, name, temperature)
+    train_split = context.target.splits["train"]
+    target_jobs = split_jobs(context.target, "train", train_split[-EPISODES:])
+    async with context.environment_source(source_code) as source:
+        jobs = seed_jobs(range(GATE_SEEDS, GATE_SEEDS + EPISODES))
+        inside = await episodes(context, source, jobs, policy, model=name, temperature=temperature, tokens=False)
+    async with context.target_source() as source:
+        outside = await episodes(
+            context, source, target_jobs, policy, model=name, temperature=temperature, tokens=False
+        )
+    return {"environment": rate(name, inside).rate, "target": rate(name, outside).rate}
+
+
+def ending(rows: Sequence[Metrics]) -> dict[str, Any]:
+    """Return whether the last iterations had no gradient while episodes failed, and the validation by iteration."""
+    last = rows[-LAST:]
+    has_none = len(last) == LAST and all(row["trajectories_kept"] == 0 for row in last)
+    curve = {int(row["validation_policy"]): row["validation_success"] for row in rows if "validation_policy" in row}
+    return {"no_gradient": has_none and any(row["success"] < 1 for row in last), "curve": curve}
+
+
+def summary(rows: Sequence[Mapping[str, Any]], variants: Sequence[str]) -> dict[str, Any]:
+    """Return the figures by variant, and whether the aims are met."""
+    by_variant: dict[str, Any] = {}
+    for variant in variants:
+        variant_rows = [row for row in rows if row["variant"] == variant]
+        curves: dict[int, list[float]] = defaultdict(list)
+        for row in variant_rows:
+            for policy, value in row["curve"].items():
+                curves[int(policy)].append(value)
+        by_variant[variant] = {
+            "trainings": len(variant_rows),
+            **{key: spread([row[key] for row in variant_rows]) for key in ("environment", "target")},
+            "no_gradient": sum(row["no_gradient"] for row in variant_rows),
+            "validation": {policy: statistics.mean(values) for policy, values in sorted(curves.items())},
+        }
+    aims = {"best_not_below_last": 0.0, "no_gradient": 0}
+    meets = bool(rows)
+    if {"last", "best"} <= set(variants) and rows:
+        difference = by_variant["best"]["environment"]["mean"] - by_variant["last"]["environment"]["mean"]
+        meets = meets and difference >= aims["best_not_below_last"]
+    if "both" in variants:
+        meets = meets and by_variant["both"]["no_gradient"] <= aims["no_gradient"]
+    return {"rows": list(rows), "variants": by_variant, "aims": aims, "meets": meets}
+
+
+def spread(values: Sequence[float]) -> dict[str, Any]:
+    """Return mean and range of some rates."""
+    return {"mean": statistics.mean(values), "range": [min(values), max(values)]} if values else {}
+
+
+if __name__ == "__main__":
+    sys.exit(main())
