@@ -9,6 +9,7 @@ import asyncio
 import json
 import math
 import random
+import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
@@ -18,6 +19,7 @@ from sandbox.admission.interface import call_complaints, junk_messages
 from sandbox.client import ORACLE_TURNS, SandboxSource
 from sandbox.contract import Message, Score, Task
 from sandbox.episodes import EpisodeSource, Step
+from sandbox.errors import EnvironmentFault
 from sandbox.wire import OraclePlay, OracleTurn
 from traced.targets.description import RANDOM
 from traced.targets.play import gold_play, idle_play
@@ -28,6 +30,7 @@ PARALLEL = 8
 IDLE_TURNS = 30
 SHORTEST_SECRET = 12  # characters; shorter values occur by chance
 MAX_NAMES = 3  # tasks in a message
+FRAME = re.compile(r'File "([^"]+)", line (\d+), in (\S+)')  # of a traceback
 
 
 @dataclass(frozen=True)
@@ -80,8 +83,16 @@ async def check(target: Target, tasks: int = TASKS, seed: int = 0) -> AsyncItera
                 yield CheckResult(name, False, str(error), time.perf_counter() - start)
             # Whatever a target raises is the result of the check.
             except Exception as error:
-                text = f"{type(error).__name__}: {error}"
-                yield CheckResult(name, False, text, time.perf_counter() - start)
+                yield CheckResult(name, False, _in_one_line(error), time.perf_counter() - start)
+
+
+def _in_one_line(error: Exception) -> str:
+    """Return an error, and the line of the target's code that raised it if there is one."""
+    text = f"{type(error).__name__}: {error}"
+    trace = error.traceback if isinstance(error, EnvironmentFault) else text
+    places = FRAME.findall(trace)
+    first = text.partition("\n")[0]
+    return f"{first} ({places[-1][0]}, line {places[-1][1]}, in {places[-1][2]})" if places else first
 
 
 def _sample(target: Target, count: int, seed: int) -> list[int]:

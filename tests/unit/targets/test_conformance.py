@@ -95,3 +95,11 @@ async def test_every_check_runs_although_one_raises(tmp_path: Path) -> None:
     by_name = await results(target(settings))
     assert "KeyError" in by_name["score"].observed
     assert (by_name["tasks"].ok, by_name["tools"].ok) == (True, True)
+
+
+async def test_what_a_target_raises_has_one_line_and_its_place(tmp_path: Path) -> None:
+    observed = (await failures(target_of(tmp_path, "Refusing")))["gold"]
+    assert "\n" not in observed
+    assert "RuntimeError: the world broke (" in observed
+    assert observed.endswith(", in step)")
+    assert f"{WORLDS}, line " in observed
