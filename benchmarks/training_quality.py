@@ -33,6 +33,8 @@ from rich.console import Console
 
 from store.repositories.cycles import list_cycles
 from store.repositories.environments import get_environment
+from traced.cli.current_cycle import admitted_environments
+from traced.cli.options import parse_pair
 from traced.config.settings import Settings, load_settings
 from traced.core.progress import Progress
 from traced.core.resources import Meter
@@ -92,12 +94,11 @@ def prepare(seed: int, data_dir: Path, pairs: Sequence[str]) -> Settings:
         options += ["--set", pair]
     for stage in STAGES:
         command = [sys.executable, "-m", "traced", stage, *options]
-        # An environment that is refused ends its capability alone.
         result = subprocess.run(command, check=False, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-        if result.returncode not in (0, 1):
+        # A capability without an environment, or whose environment is refused, ends alone, with exit code 1.
+        if result.returncode not in ((0, 1) if stage in ("synthesize", "admit") else (0,)):
             raise SystemExit(f"seed {seed}: {' '.join(command)}\n{result.stderr}")
-    overrides = dict(pair.split("=", 1) for pair in pairs)
-    return load_settings(data_dir, {"seed": seed, **overrides})
+    return load_settings(data_dir, {"seed": seed, **dict(parse_pair(pair) for pair in pairs)})
 
 
 async def train_all(settings: Settings, variants: Sequence[str]) -> list[dict[str, Any]]:
@@ -116,8 +117,6 @@ async def train_all(settings: Settings, variants: Sequence[str]) -> list[dict[st
 
 def with_environments(context: Context) -> list[tuple[str, str]]:
     """Return capability and environment of the cycle's admitted environments."""
-    from traced.cli.current_cycle import admitted_environments
-
     names = [finding.capability for finding in stored_findings(context) if finding.retained]
     return [(name, hashes[-1]) for name in names if (hashes := admitted_environments(context, name))]
 

@@ -58,15 +58,19 @@ class SelfCheck:
     Attributes:
         gold: Solved by the target's gold policy; None if it has none.
         nothing: Solved by doing nothing.
+        fault: Why the target ended the self-check before all tasks were played; "" if it did not.
     """
 
     tasks: int
     gold: int | None
     nothing: int
+    fault: str = ""
 
     @property
     def text(self) -> str:
         """Return the figures in words."""
+        if self.fault:
+            return f"self-check failed: {self.fault}"
         gold = "no gold policy" if self.gold is None else f"gold policy {self.gold}"
         return f"self-check on {self.tasks} tasks: {gold}, doing nothing {self.nothing}"
 

@@ -11,7 +11,6 @@ import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any
 
 from sandbox.contract import Message, Task, Tool
@@ -40,7 +39,6 @@ from traced.training.device import training_device
 from traced.training.process import train as run_job
 
 ROUTE = "route"
-EMPTY: Mapping[str, Any] = MappingProxyType({})
 # Measured on the bundled model with two cores; used for progress estimates only.
 EPISODE_S = 0.08
 EPISODES, TRAINING = "episodes", "training"  # kinds of stages
@@ -111,13 +109,13 @@ async def on_test(
     source: EpisodeSource,
     model: str,
     policy: Policy,
-    detail: Mapping[str, Any] = EMPTY,
+    detail: Mapping[str, Any] | None = None,
 ) -> list[Trajectory]:
     """Return one policy's episodes on the test seeds; ``detail`` is stored with the end of the stage."""
     jobs = test_jobs(context)
     title = f"{test_title(model)}{trials_text(context.target, jobs)}"
     with context.stage(stage_of(model), title, total=len(jobs)) as stage:
-        stage.detail = {**trials_of(context.target, jobs), **detail}
+        stage.detail = {**trials_of(context.target, jobs), **(detail or {})}
         return await episodes(
             context,
             source,

@@ -271,6 +271,20 @@ class TrainingResult:
     policy: int | None = None
 
 
+@dataclass(frozen=True, order=True)
+class Validation:
+    """Figures of one policy: mean success and reward in [0, 1] over ``episodes``, after ``policy`` updates."""
+
+    success: float
+    reward: float
+    policy: int
+    episodes: int
+
+    def metrics(self) -> dict[str, float]:
+        """Return the figures as metrics of the iteration whose rollouts the policy sampled."""
+        return {"validation_success": self.success, "validation_reward": self.reward, "validation_policy": self.policy}
+
+
 OpenSource = Callable[[TrainingJob], AbstractAsyncContextManager["EpisodeSource"]]
 OpenWithUser = Callable[["User | None"], AbstractAsyncContextManager["EpisodeSource"]]
 

@@ -23,7 +23,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from sandbox.contract import Message, Tool
 from sandbox.episodes import Episode, EpisodeSource
@@ -35,11 +35,8 @@ from traced.inference.generation import Generation, Request, Sampling
 from traced.rollouts.errors import Fault, Infrastructure, attribute
 from traced.targets.errors import ConversationTooLong, SimulatorError
 from traced.training.errors import EngineLost, EnvironmentFailed, TrainingPaused
+from traced.training.job import Validation
 from traced.training.policy_engine import PolicyEngine
-
-if TYPE_CHECKING:
-    from traced.training.open_seeds import OpenSeeds
-    from traced.training.validation import Validation, Validations
 
 T = TypeVar("T")
 LEAST_ROOM = 1  # tokens that must be left for a completion
@@ -403,7 +400,7 @@ class Batch:
     policy: int
     seconds: float
     sampling_seconds: float
-    validation: "Validation | None" = None
+    validation: Validation | None = None
 
 
 @dataclass
@@ -414,6 +411,38 @@ class _Sampling:
     seeds: list[int]
     policy: int
     future: "Future[IterationRollouts]"
+
+
+class PolicyValidation(Protocol):
+    """Validates policies beside the rollouts that are sampled from them, as ``Validations`` does."""
+
+    def seeds(self, policy: int, *, is_last: bool = False) -> list[int]:
+        """Return the seeds to validate the policy after this number of updates on; none if it is not its turn."""
+        ...
+
+    def is_open(self, policy: int) -> bool:
+        """Return whether the policy has no figures yet."""
+        ...
+
+    def begin(self, model: Any, policy: int) -> None:
+        """Keep the policy, whose weights ``model`` has."""
+        ...
+
+    def end(self, policy: int, rollouts: Sequence[Rollout]) -> Validation | None:
+        """Keep the policy's figures."""
+        ...
+
+
+class SeedChoice(Protocol):
+    """Chooses the seeds of iterations by the groups before them, as ``OpenSeeds`` does."""
+
+    def draw(self, iteration: int, fresh: Sequence[int], iterations: int) -> list[int]:
+        """Return the seeds of an iteration; the groups of this number of iterations count."""
+        ...
+
+    def record(self, iteration: int, rollouts: Sequence[Rollout]) -> None:
+        """Keep the groups of an iteration."""
+        ...
 
 
 @dataclass
@@ -437,8 +466,8 @@ class RolloutFunction:
     on_played: Callable[[int, list[Rollout]], None]
     next_seeds: Callable[[int], list[int] | None] | None = None
     may_pause: Callable[[int], bool] = lambda iteration: False
-    validations: "Validations | None" = None
-    open_seeds: "OpenSeeds | None" = None
+    validations: PolicyValidation | None = None
+    open_seeds: SeedChoice | None = None
     last: Batch = field(init=False)
     _ahead: _Sampling | None = field(init=False, default=None)
     _running: _Sampling | None = field(init=False, default=None)

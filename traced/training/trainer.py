@@ -45,6 +45,7 @@ from traced.training.drift import Drift, Source, bound_for, judge
 from traced.training.errors import WrongPolicy, no_room_beside_engine
 from traced.training.memory import PassSize
 from traced.training.offload import OffloadedBase
+from traced.training.open_seeds import EQUAL
 from traced.training.policy_check import MeasuredRows, PolicyHistory, measure, select_rows
 
 if TYPE_CHECKING:
@@ -87,7 +88,6 @@ trl_utils._use_triton = lambda device: device.type == "cpu" or _scores_labels_on
 
 NO_LABEL = -100  # a position that is not scored
 EPSILON = 1e-4  # as in TRL; keeps the quotient finite
-EQUAL = 1e-6  # rewards closer than this do not differ
 CHECKPOINT = "checkpoint"
 EMPTY_TOKENS = 2  # of a pass without rows
 DRIFT_TOKENS = 1024  # tokens per engine, prompts included, whose log-probs are recomputed in each iteration

@@ -11,30 +11,16 @@ Not covered: the choice between runs, and stopping early by validation.
 import json
 import shutil
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from traced.core.files import publish_file, publish_folder
 from traced.training.adapter_folder import save_adapter
-from traced.training.job import TrainingJob
+from traced.training.job import TrainingJob, Validation
 from traced.training.rollouts import Rollout
 
 FIGURES = "validation.json"
-
-
-@dataclass(frozen=True, order=True)
-class Validation:
-    """Figures of one policy: mean success and reward in [0, 1] over ``episodes``, after ``policy`` updates."""
-
-    success: float
-    reward: float
-    policy: int
-    episodes: int
-
-    def metrics(self) -> dict[str, float]:
-        """Return the figures as metrics of the iteration whose rollouts the policy sampled."""
-        return {"validation_success": self.success, "validation_reward": self.reward, "validation_policy": self.policy}
 
 
 class Validations:

@@ -58,6 +58,17 @@ def train(training_job: TrainingJob, factory: Callable[[], Any] = Bandit) -> lis
     return metrics
 
 
+def interrupt_after(training_job: TrainingJob, iteration: int) -> None:
+    """Train until Ctrl-C comes after the iteration, whose checkpoint is not written yet."""
+
+    def stop(metrics: Metrics) -> None:
+        if metrics["iteration"] == iteration:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        grpo.train(training_job, stop, lambda _: LocalSource("bandit", Bandit))
+
+
 def weights(training_job: TrainingJob) -> dict[str, torch.Tensor]:
     return load_file(training_job.adapter / "adapter_model.safetensors")
 
@@ -103,12 +114,7 @@ def test_an_interrupted_run_carries_on_from_its_checkpoint(model_path: Path, tmp
     straight, interrupted = job(model_path, tmp_path / "a", iterations=5), job(model_path, tmp_path / "b", iterations=5)
     train(straight)
 
-    def stop(metrics: Metrics) -> None:
-        if metrics["iteration"] == 5:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        grpo.train(interrupted, stop, lambda _: LocalSource("bandit", Bandit))
+    interrupt_after(interrupted, 5)
     assert not interrupted.adapter.exists()
     assert [m["iteration"] for m in train(interrupted)] == [4, 5]
     assert [m["iteration"] for m in read_metrics(interrupted.metrics)] == [1, 2, 3, 4, 5]
@@ -156,12 +162,7 @@ def test_a_run_that_chooses_goes_on_bit_for_bit(model_path: Path, tmp_path: Path
     interrupted = dataclasses.replace(straight, out_dir=str(tmp_path / "b"))
     train(straight)
 
-    def stop(metrics: Metrics) -> None:
-        if metrics["iteration"] == 5:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        grpo.train(interrupted, stop, lambda _: LocalSource("bandit", Bandit))
+    interrupt_after(interrupted, 5)
     train(interrupted)
     results = [json.loads((run.out / "result.json").read_text())["policy"] for run in (straight, interrupted)]
     assert results[0] == results[1]

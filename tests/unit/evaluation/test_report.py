@@ -80,7 +80,7 @@ def test_json_has_exactly_the_promised_keys() -> None:
     cycle = as_json(figures())
     assert cycle == {
         "verdict": "Routed minus base: +20.0 points [95 % interval +13.0 to +27.0] on 300 untouched test tasks.",
-        "self_check": {"tasks": 5, "gold": 5, "nothing": 1},
+        "self_check": {"tasks": 5, "gold": 5, "nothing": 1, "fault": ""},
         "floor": 0.05,
         "base": 0.4,
         "routed": 0.6,

@@ -10,6 +10,7 @@ from traced.pipeline.self_check import self_check
 from traced.targets.registry import target
 
 WORLDS = Path(__file__).parents[1] / "targets" / "worlds.py"
+FAULT = "'step' of the target raised RuntimeError: the world broke"
 THREE_TESTS = 'tasks={"train": ["a"], "gate": ["b"], "test": ["c", "d", "e"]}'
 
 
@@ -22,7 +23,7 @@ THREE_TESTS = 'tasks={"train": ["a"], "gate": ["b"], "test": ["c", "d", "e"]}'
         ("Long", ["max_turns=100"], SelfCheck(5, 5, 0), "self-check on 5 tasks: gold policy 5, doing nothing 0"),
         ("Impossible", [], SelfCheck(5, 0, 0), "self-check on 5 tasks: gold policy 0, doing nothing 0"),
         ("Generous", [], SelfCheck(5, 5, 5), "self-check on 5 tasks: gold policy 5, doing nothing 5"),
-        ("Refusing", [], SelfCheck(5, 0, 0), "self-check on 5 tasks: gold policy 0, doing nothing 0"),
+        ("Refusing", [], SelfCheck(5, 0, 0, FAULT), f"self-check failed: {FAULT}"),
         ("WithUser", [], SelfCheck(5, 0, 0), "self-check on 5 tasks: gold policy 0, doing nothing 0"),
     ],
 )

@@ -10,9 +10,9 @@ from tests.unit.training.bandit import Bandit
 from tests.unit.training.test_rollouts import FreeEngine, in_sampler
 from traced.rollouts.errors import Fault, Infrastructure
 from traced.training import validation
-from traced.training.job import TrainingJob
+from traced.training.job import TrainingJob, Validation
 from traced.training.rollouts import IterationRollouts, Rollout, Sampler
-from traced.training.validation import Validation, Validations
+from traced.training.validation import Validations
 
 
 def job(out: Path, **changes: Any) -> TrainingJob:
