@@ -113,4 +113,8 @@ def test_stopped_while_it_collects_it_carries_on(traced: Traced, tmp_path: Path)
     assert "success" not in first_line, "the first episodes were run again instead of being read back"
     message = "all episodes are from an earlier run, none was played"
     assert message not in carried_on.err
-    assert message in traced("collect", *settings()).err
+    repeated = traced("collect", "--episodes", "160", *settings())
+    assert message in repeated.err
+    next_command = repeated.out.partition("Next: ")[2].split()
+    assert next_command[:2] == ["traced", "analyze"]
+    assert next_command[-2:] == ["--set", "collect.episodes=160"]

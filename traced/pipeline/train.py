@@ -274,10 +274,10 @@ async def _supervised(
     except BaseException as stop:
         _end(context, job, RunState.INTERRUPTED, type(stop).__name__)
         raise
-    _end(context, job, RunState.FINISHED, _summary(result))
+    _end(context, job, RunState.FINISHED, run_summary(result))
 
 
-def _summary(result: TrainingResult) -> str:
+def run_summary(result: TrainingResult) -> str:
     """Return why a finished run ended early, and which policy it published if that is not the last one."""
     is_earlier = result.policy is not None and result.policy != result.iterations
     published = f"published is the policy after {result.policy} of {result.iterations} updates" if is_earlier else ""

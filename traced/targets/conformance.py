@@ -83,10 +83,10 @@ async def check(target: Target, tasks: int = TASKS, seed: int = 0) -> AsyncItera
                 yield CheckResult(name, False, str(error), time.perf_counter() - start)
             # Whatever a target raises is the result of the check.
             except Exception as error:
-                yield CheckResult(name, False, _in_one_line(error), time.perf_counter() - start)
+                yield CheckResult(name, False, in_one_line(error), time.perf_counter() - start)
 
 
-def _in_one_line(error: Exception) -> str:
+def in_one_line(error: Exception) -> str:
     """Return an error, and the line of the target's code that raised it if there is one."""
     text = f"{type(error).__name__}: {error}"
     trace = error.traceback if isinstance(error, EnvironmentFault) else text

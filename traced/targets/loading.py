@@ -146,7 +146,7 @@ def _own_description(name: str, node: ast.ClassDef) -> dict[str, Any]:
 
 def _digest(start_options: Launch) -> str:
     values = asdict(start_options)
-    for key in ("log", "start_s", "step_s", "name"):
+    for key in ("log", "start_s", "step_s"):
         del values[key]
     file = factory_file(start_options.factory)
     values["source"] = hashlib.sha256(file.read_bytes()).hexdigest() if file is not None else ""

@@ -157,20 +157,14 @@ def answer(episode: Episode, request: dict[str, Any]) -> bytes:
 
 def fault(error: BaseException) -> dict[str, str]:
     """Describe an exception."""
-    trace = "".join(_without_own_frames(traceback.TracebackException.from_exception(error)).format())
+    report = traceback.TracebackException.from_exception(error)
+    # The frames of this file and of the import system say nothing about the target.
+    report.stack = traceback.StackSummary.from_list(
+        [frame for frame in report.stack if frame.filename != __file__ and not frame.filename.startswith("<frozen")]
+    )
+    trace = "".join(report.format())
     text = f"{type(error).__name__}: {error}"
     return {"kind": "raised", "error": _printable(text[:2000]), "traceback": _printable(trace[-TRACEBACK_CHARS:])}
-
-
-def _without_own_frames(trace: traceback.TracebackException) -> traceback.TracebackException:
-    """Leave out the frames of this file and of the import system, which say nothing about the target."""
-    frames = [frame for frame in trace.stack if frame.filename != __file__ and not frame.filename.startswith("<frozen")]
-    trace.stack = traceback.StackSummary.from_list(frames)
-    if trace.__cause__ is not None:
-        _without_own_frames(trace.__cause__)
-    if trace.__context__ is not None:
-        _without_own_frames(trace.__context__)
-    return trace
 
 
 def encode(value: object) -> bytes:

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -163,7 +164,15 @@ def test_a_run_that_chooses_goes_on_bit_for_bit(model_path: Path, tmp_path: Path
     train(straight)
 
     interrupt_after(interrupted, 5)
+    groups, later = interrupted.out / "groups.jsonl", interrupted.out / "validated" / "policy-9"
+    if straight.validate_every:
+        # As of a first attempt that came further than its last checkpoint.
+        shutil.copytree(interrupted.out / "validated" / "policy-2", later)
+        (later / "validation.json").write_text('{"success": 1.0, "reward": 1.0, "policy": 9, "episodes": 32}')
     train(interrupted)
+    if straight.open_share:
+        assert [row["iteration"] for row in read_metrics(groups)] == [1, 2, 3, 4, 5, 6]
+        assert groups.read_text() == (straight.out / "groups.jsonl").read_text()
     results = [json.loads((run.out / "result.json").read_text())["policy"] for run in (straight, interrupted)]
     assert results[0] == results[1]
     assert equal(weights(straight), weights(interrupted))

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from traced.config.settings import load_settings
-from traced.pipeline.train import job_for
-from traced.training.job import TrainingJob
+from traced.pipeline.train import job_for, run_summary
+from traced.training.job import TrainingJob, TrainingResult
 
 
 def job(tmp_path: Path, **training: Any) -> TrainingJob:
@@ -21,6 +21,28 @@ def test_what_a_gpu_needs_is_taken_from_the_settings(tmp_path: Path) -> None:
     values = {"processes": 2, "shard": True, "attention": "eager", "micro_batch_tokens": 99, "report_to": ["wandb"]}
     result = job(tmp_path, **values)
     assert {key: getattr(result, key) for key in values} == values
+
+
+def test_what_chooses_seeds_and_policy_is_taken_from_the_settings(tmp_path: Path) -> None:
+    values = {"open_share": 0.5, "validate_every": 5, "validation_seeds": 7}
+    result = job(tmp_path, **values)
+    assert {key: getattr(result, key) for key in values} == values
+    settings = load_settings(tmp_path, {"engine.temperature": 0.3})
+    serving = job_for(settings, run_id="r", capability="s", source={"target": "desk"}, model=tmp_path, out=tmp_path)
+    assert serving.validation_temperature == 0.3
+
+
+@pytest.mark.parametrize(
+    ("result", "text"),
+    [
+        (TrainingResult("a", 60, 0, 1.0, policy=60), ""),
+        (TrainingResult("a", 60, 0, 1.0), ""),
+        (TrainingResult("a", 60, 0, 1.0, policy=35), "published is the policy after 35 of 60 updates"),
+        (TrainingResult("a", 9, 0, 1.0, stalled="s", policy=5), "s; published is the policy after 5 of 9 updates"),
+    ],
+)
+def test_a_finished_run_says_which_policy_it_published(result: TrainingResult, text: str) -> None:
+    assert run_summary(result) == text
 
 
 @pytest.mark.parametrize(("setting", "value"), [("auto", None), ("on", True), ("off", False)])

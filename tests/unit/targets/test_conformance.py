@@ -4,9 +4,10 @@ from pathlib import Path
 
 import pytest
 
+from sandbox.errors import EnvironmentFault
 from tests.desk import DESK
 from traced.config.settings import load_settings
-from traced.targets.conformance import CheckResult, check
+from traced.targets.conformance import CheckResult, check, in_one_line
 from traced.targets.registry import Target, target
 
 WORLDS = Path(__file__).with_name("worlds.py")
@@ -95,6 +96,12 @@ async def test_every_check_runs_although_one_raises(tmp_path: Path) -> None:
     by_name = await results(target(settings))
     assert "KeyError" in by_name["score"].observed
     assert (by_name["tasks"].ok, by_name["tools"].ok) == (True, True)
+
+
+def test_what_the_sandbox_reports_has_its_place_too() -> None:
+    trace = 'Traceback:\n  File "environment.py", line 7, in reset\n  File "environment.py", line 3, in stock\nKeyError'
+    text = in_one_line(EnvironmentFault("reset", "KeyError: 'no stock'", trace))
+    assert text.endswith("environment failed in 'reset': KeyError: 'no stock' (environment.py, line 3, in stock)")
 
 
 async def test_what_a_target_raises_has_one_line_and_its_place(tmp_path: Path) -> None:

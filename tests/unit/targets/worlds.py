@@ -95,6 +95,27 @@ class Patient(Echo):
         yield {"role": "assistant", "content": self.word}
 
 
+class Slow(Echo):
+    """Its gold policy needs 30 messages."""
+
+    def oracle(self) -> Iterator[Message]:
+        yield from [{"role": "assistant", "content": "wait"}] * 29
+        yield {"role": "assistant", "content": self.word}
+
+
+class Unsteady(WithTasks):
+    """Two of its tasks cannot begin."""
+
+    def environment(self) -> Echo:
+        class SoldOut(Echo):
+            def reset(self, seed: int | str) -> Task:
+                if seed in ("t1", "t6", "t11", "t16"):
+                    raise KeyError("no stock")
+                return super().reset(seed)
+
+        return SoldOut()
+
+
 class Long(WithTasks):
     """A list of tasks whose gold policy needs 80 messages."""
 
@@ -219,7 +240,7 @@ class Secretive(WithUser):
 class Talkative(Echo):
     """Its user speaks several times before the agent does."""
 
-    description: ClassVar = {"user": "model"}
+    description: ClassVar[Any] = {"user": "model"}
 
     def __init__(self, replies: int = 1, request: Any = None) -> None:
         self.replies, self.request = replies, request or {"system": "", "messages": [], "stops": []}
@@ -235,6 +256,12 @@ class Talkative(Echo):
     def user_reply(self, text: str) -> list[Message]:
         self.replies -= 1
         return [{"role": "user", "content": text}]
+
+
+class Unannounced(Talkative):
+    """It asks for a user that it does not announce."""
+
+    description: ClassVar[Any] = {"gold": True}
 
 
 def fail_to_load() -> Echo:

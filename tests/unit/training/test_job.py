@@ -60,6 +60,16 @@ def test_the_fingerprint_covers_exactly_the_fields_that_choose_the_weights(tmp_p
     assert job_with_environment.fingerprint() != fingerprint
 
 
+def test_a_run_of_an_earlier_version_can_continue(tmp_path: Path) -> None:
+    """The fingerprint is that of 15a4c663, which had neither validation nor open seeds."""
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "model.safetensors").write_bytes(b"weights")
+    training_job = TrainingJob("r", "c", {"target": "desk"}, str(tmp_path / "model"), "out")
+    assert training_job.fingerprint() == "268af1b8deedd481ab1bd96119f695508fe37e9585ecaa89223de3261dd12b9b"
+    changes = [{"open_share": 0.5}, {"validate_every": 5}, {"validate_every": 5, "validation_seeds": 8}]
+    assert len({dataclasses.replace(training_job, **change).fingerprint() for change in [{}, *changes]}) == 4  # type: ignore[arg-type]
+
+
 def test_the_fingerprint_covers_the_target_and_not_how_it_is_started(tmp_path: Path) -> None:
     (tmp_path / "model").mkdir()
 
@@ -98,6 +108,7 @@ def test_a_missing_model_is_named(tmp_path: Path) -> None:
         ({"attention": "fast"}, "attention is 'fast'"),
         ({"report_to": ["tensorboard", "excel"]}, "report_to is 'excel'"),
         ({"groups": 3, "rollouts": 5, "processes": 2}, "3 groups of 5 rollouts are no multiple of the 2 processes"),
+        ({"open_share": 1.0}, "open_share is 1.0"),
         ({"shard": True}, "shard needs several processes"),
         ({"overlap": 1, "engine_urls": ["http://h"], "engine_sleeps": True}, "samples during the update"),
     ],

@@ -85,6 +85,23 @@ def test_a_policy_whose_episodes_were_all_lost_is_no_candidate(tmp_path: Path) -
     assert not (tmp_path / "adapter").exists()
 
 
+def test_a_validation_that_failed_once_is_repeated_greedily() -> None:
+    failures = iter([True])
+
+    def fail(seed: int) -> None:
+        if seed == 901 and next(failures, False):
+            raise RuntimeError("gone for a moment")
+
+    def play(sampler: Sampler) -> IterationRollouts:
+        return sampler.start([], 3, 5, [901]).result()
+
+    engine = FreeEngine()
+    outcome = in_sampler(play, engine, factory=lambda: Bandit(fail))
+    assert len(outcome.retried) == 1
+    assert outcome.validation[0].failure is None
+    assert {request.sampling.temperature for _, request in engine.requests} == {0.0}
+
+
 def test_validation_is_greedy_and_beside_the_rollouts() -> None:
     engine = FreeEngine()
 

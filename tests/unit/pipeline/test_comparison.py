@@ -1,0 +1,40 @@
+"""The job of a training on the target itself."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.unit.pipeline.contexts import context_with_chain
+from traced.pipeline import evaluate
+from traced.pipeline.context import Context
+from traced.training.errors import TrainingError
+from traced.training.job import TrainingJob
+
+WORLDS = Path(__file__).parents[1] / "targets" / "worlds.py"
+
+
+@pytest.mark.parametrize(("validate_every", "groups", "validation"), [(0, 10, []), (5, 8, [8, 9])])
+async def test_a_short_list_of_tasks_is_divided_and_not_exceeded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, validate_every: int, groups: int, validation: list[int]
+) -> None:
+    jobs: list[TrainingJob] = []
+
+    async def record(job: TrainingJob, *_: object) -> None:
+        jobs.append(job)
+        raise TrainingError("only the job is wanted")
+
+    async def without_servers(context: Context, job: TrainingJob, *_: object) -> TrainingJob:
+        return job
+
+    monkeypatch.setattr(evaluate, "run_job", record)
+    monkeypatch.setattr(evaluate, "with_servers", without_servers)
+    world = {"target.name": "acme", "target.kind": "python", "target.factory": f"{WORLDS}:WithTasks"}
+    training: dict[str, object] = {"training.groups": 20, "training.validate_every": validate_every}
+    with (
+        context_with_chain(tmp_path, {**world, **training}) as context,
+        pytest.raises(TrainingError, match="only the job"),
+    ):
+        await evaluate.grpo_on_target(context, 8)
+    (job,) = jobs
+    assert (job.seed_low, job.seed_high, job.groups, job.validation) == (0, 10, groups, validation)
+    assert not set(job.group_seeds(0)) & set(validation)
