@@ -7,13 +7,15 @@ import pytest
 from benchmarks.training_quality import ending, summary
 
 
-def row(variant: str, environment: float, no_gradient: bool = False) -> dict[str, Any]:
+def row(variant: str, last: float, best: float, no_gradient: bool = False) -> dict[str, Any]:
     return {
         "variant": variant,
-        "environment": environment,
-        "target": 0.5,
+        "last_environment": last,
+        "best_environment": best,
+        "last_target": 0.5,
+        "best_target": 0.5,
         "no_gradient": no_gradient,
-        "curve": {"5": environment},
+        "curve": {"5": best},
     }
 
 
@@ -43,15 +45,19 @@ def test_the_validation_is_by_policy() -> None:
 @pytest.mark.parametrize(
     ("rows", "meets"),
     [
-        ([row("last", 0.6), row("last", 0.8), row("best", 0.7), row("best", 0.8), row("both", 0.5)], True),
-        ([row("last", 0.6), row("best", 0.5), row("both", 0.5)], False),
-        ([row("last", 0.6), row("best", 0.6), row("both", 0.5, no_gradient=True)], False),
+        ([row("fresh", 0.6, 0.6), row("fresh", 0.8, 0.8), row("open", 0.7, 0.8)], True),
+        ([row("fresh", 0.6, 0.7), row("fresh", 0.8, 0.7), row("open", 0.5, 0.5)], True),  # in the mean
+        ([row("fresh", 0.6, 0.5), row("open", 0.5, 0.5)], False),
+        ([row("fresh", 0.6, 0.6, no_gradient=True), row("open", 0.5, 0.5)], True),  # without a measure against it
+        ([row("fresh", 0.6, 0.6), row("open", 0.5, 0.5, no_gradient=True)], False),
         ([], False),
     ],
 )
 def test_the_best_is_compared_with_the_last(rows: list[dict[str, Any]], meets: bool) -> None:
-    figures = summary(rows, ["last", "best", "both"])
-    assert figures["meets"] is meets
-    if meets:
-        assert figures["variants"]["last"]["environment"] == {"mean": 0.7, "range": [0.6, 0.8]}
-        assert figures["variants"]["last"]["validation"] == {5: 0.7}
+    assert summary(rows, ["fresh", "open"])["meets"] is meets
+
+
+def test_figures_are_means_over_the_trainings() -> None:
+    figures = summary([row("fresh", 0.6, 0.6), row("fresh", 0.8, 0.8)], ["fresh"])["variants"]["fresh"]
+    assert figures["last_environment"] == {"mean": pytest.approx(0.7), "range": [0.6, 0.8]}
+    assert figures["validation"] == {5: pytest.approx(0.7)}
