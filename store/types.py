@@ -149,7 +149,7 @@ class PairedDifference:
     ``low`` and ``high`` bound the paired interval at confidence ``level``.
     """
 
-    name: str  # "environment", "target", "untouched"
+    name: str  # "environment", "target", "regression"
     seeds: int
     base: float
     adapter: float

@@ -53,7 +53,7 @@ seeds = 12
 max_rounds = 1
 environment_margin = -1.0
 target_margin = -1.0
-untouched_margin = 1.0
+regression_margin = 1.0
 [test]
 seeds = 4
 [devices]

@@ -52,7 +52,7 @@ SMALL: dict[str, Any] = {
     "training.rollouts": 4,
     "gate.seeds": SEEDS,
     "gate.max_rounds": 1,
-    "gate.untouched_margin": 0.4,  # so few seeds show no less
+    "gate.regression_margin": 0.4,  # so few seeds show no less
 }
 ROLLOUTS = 48
 USELESS = "Be friendly, and greet people."

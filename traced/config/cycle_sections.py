@@ -169,6 +169,18 @@ class RoutingSection(Section):
     )
 
 
+class CompositionSection(Section):
+    """Choice of how the adapters of a cycle answer together."""
+
+    seeds: int = Field(
+        default=200, ge=0, description="train seeds on which the candidates are compared; 0: always a router"
+    )
+    candidates: list[Literal["single", "router", "turn", "merged"]] = Field(
+        default=["single", "router", "turn", "merged"],
+        description='what is compared: one adapter alone, a router per conversation or per "turn", a merged adapter',
+    )
+
+
 class HeldOutSection(Section):
     """The held-out split, used once at the end."""
 
@@ -193,9 +205,19 @@ class GateSection(Section):
         description="lower bound of the gain on the capability's environment must exceed this; may be negative",
     )
     target_margin: Margin = Field(default=0.0, description="lower bound of the gain on the target must exceed this")
-    untouched_margin: Share = Field(
+    target_detectable: float = Field(
+        default=0.25,
+        gt=0,
+        le=1,
+        description="a target that cannot show a gain of this size (few tasks) only guards against a loss",
+    )
+    regression_margin: Share = Field(
         default=0.05,
-        description="maximum loss, by the interval's lower bound, on target tasks that do not need the capability",
+        description="maximum loss, by the interval's lower bound, on target tasks that do not exercise the capability; "
+        "more if they are too few to show it",
+    )
+    temperature: Temperature | None = Field(
+        default=None, description="sampling temperature of both models; 0: greedy; unset: engine.temperature"
     )
 
 

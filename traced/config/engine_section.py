@@ -126,4 +126,5 @@ RENAMED: dict[str, tuple[str, str, Callable[[Any], Any]]] = {
     "serving.vllm_args": ("engine", "vllm_args", _strings),
     "serving.vllm_python": ("engine", "vllm_python", _unchanged),
     "serving.tool_parser": ("engine", "tool_parser", _unchanged),
+    "gate.untouched_margin": ("gate", "regression_margin", _unchanged),
 }

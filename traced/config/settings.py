@@ -35,6 +35,7 @@ from traced.config.cycle_sections import (
     AdmissionSection,
     AnalysisSection,
     CollectSection,
+    CompositionSection,
     GateSection,
     HeldOutSection,
     LlmSection,
@@ -213,6 +214,7 @@ class Settings(BaseSettings):
     prompting: PromptingSection = PromptingSection()
     gate: GateSection = GateSection()
     routing: RoutingSection = RoutingSection()
+    composition: CompositionSection = CompositionSection()
     test: HeldOutSection = HeldOutSection()
     sandbox: SandboxSection = SandboxSection()
     retention: RetentionSection = RetentionSection()

@@ -7,10 +7,10 @@ The paired interval is Tango's asymptotic score interval (Tango 1998, Statistics
 by Fagerland, Lydersen and Laake 2014, Statistics in Medicine 33:2850-2875). It keeps its coverage for few discordant
 pairs, where Wald and bootstrap intervals collapse to a point; scipy has no interval for paired proportions. Several
 trials of a task are not independent, so counts are divided by the design effect (Rao and Scott 1992, Biometrics
-48:577-585), which is clamped to [1, trials per task]. Single rates have Wilson's interval (Wilson 1927; Brown, Cai and
-DasGupta 2001), with counts divided in the same way.
+48:577-585), which is clamped to [1, trials per task]. Few tasks widen the interval as Student's t does. Single rates
+have Wilson's interval (Wilson 1927; Brown, Cai and DasGupta 2001), with counts divided in the same way.
 
-Not covered: fewer than about 10 tasks with several trials; the estimate of the design effect is then unreliable.
+Not covered: one task; its interval is [-1, 1].
 """
 
 import math
@@ -26,6 +26,7 @@ from traced.core.errors import GateError
 MAX_DROPPED = 0.10
 NEEDS = "needs "
 LEVEL = 0.95
+NEGLIGIBLE = 1e-9  # a sum of squares below this is zero, but for rounding
 
 
 @dataclass(frozen=True)
@@ -81,20 +82,51 @@ def pair(base: Iterable[Trajectory], adapter: Iterable[Trajectory]) -> list[Pair
     ]
 
 
-def compare(pairs: Sequence[Pair], level: float = 0.95) -> Interval:
+@dataclass(frozen=True)
+class TaskCounts:
+    """The pairs of one task: how many, how many each model solved, and how many only the adapter (base) solved."""
+
+    pairs: int
+    base: int
+    adapter: int
+    gains: int
+    losses: int
+
+
+def counts_by_task(pairs: Iterable[Pair]) -> list[TaskCounts]:
+    """Return the counts of each task."""
+    sums: dict[str, list[int]] = {}
+    for p in pairs:
+        counts = sums.setdefault(p.task_id, [0, 0, 0, 0, 0])
+        counts[0] += 1
+        counts[1] += p.base
+        counts[2] += p.adapter
+        counts[3] += p.adapter and not p.base
+        counts[4] += p.base and not p.adapter
+    return [TaskCounts(*counts) for counts in sums.values()]
+
+
+def compare(pairs: Iterable[Pair], level: float = 0.95) -> Interval:
     """Return the difference of success rates over ``pairs`` and its two-sided interval, [-1, 1] if there are none."""
-    count = len(pairs)
+    return compare_tasks(counts_by_task(pairs), level)
+
+
+def compare_tasks(tasks: Sequence[TaskCounts], level: float = 0.95) -> Interval:
+    """Return the interval as ``compare`` does, from the counts of each task."""
+    count = sum(task.pairs for task in tasks)
     if count == 0:
         return Interval(0, 0, 0.0, 0.0, 0.0, -1.0, 1.0, level, 1.0)
-    gains = sum(p.adapter and not p.base for p in pairs)
-    losses = sum(p.base and not p.adapter for p in pairs)
-    effect = design_effect(pairs)
-    low, high = tango(gains / effect, losses / effect, count / effect, level)
+    gains, losses = sum(task.gains for task in tasks), sum(task.losses for task in tasks)
+    effect = _design_effect([(task.pairs, task.gains - task.losses, task.gains + task.losses) for task in tasks])
+    low, high = -1.0, 1.0
+    if len(tasks) > 1:
+        value = few_tasks_value(NormalDist().inv_cdf(0.5 + level / 2), len(tasks))
+        low, high = _tango(gains / effect, losses / effect, count / effect, value)
     return Interval(
-        tasks=len({p.task_id for p in pairs}),
+        tasks=len(tasks),
         pairs=count,
-        base=sum(p.base for p in pairs) / count,
-        adapter=sum(p.adapter for p in pairs) / count,
+        base=sum(task.base for task in tasks) / count,
+        adapter=sum(task.adapter for task in tasks) / count,
         difference=(gains - losses) / count,
         low=low,
         high=high,
@@ -103,12 +135,21 @@ def compare(pairs: Sequence[Pair], level: float = 0.95) -> Interval:
     )
 
 
+def few_tasks_value(value: float, tasks: int) -> float:
+    """Return the critical value of Student's t with ``tasks`` - 1 degrees of freedom for a normal one; tasks > 1."""
+    from scipy.special import stdtrit
+
+    return float(stdtrit(tasks - 1, NormalDist().cdf(value)))
+
+
 def tango(gains: float, losses: float, pairs: float, level: float = 0.95) -> tuple[float, float]:
     """Return Tango's score interval for (gains - losses) / pairs; counts may be fractions (effective counts)."""
+    return _tango(gains, losses, pairs, NormalDist().inv_cdf(0.5 + level / 2))
+
+
+def _tango(gains: float, losses: float, pairs: float, z: float) -> tuple[float, float]:
     # scipy takes a second to import, which commands that compute no interval should not wait for.
     from scipy.optimize import brentq
-
-    z = NormalDist().inv_cdf(0.5 + level / 2)
 
     def statistic(delta: float) -> float:
         return _tango_statistic(gains, losses, pairs, delta)
@@ -120,25 +161,21 @@ def tango(gains: float, losses: float, pairs: float, level: float = 0.95) -> tup
     return float(low), float(high)
 
 
-def design_effect(pairs: Sequence[Pair]) -> float:
-    """Return the ratio of the mean difference's variance with tasks as clusters to that of independent pairs."""
-    return _design_effect((p.task_id, int(p.adapter) - int(p.base)) for p in pairs)
+def _design_effect(clusters: Sequence[tuple[int, int, int]]) -> float:
+    """Return the ratio of a mean's variance with tasks as clusters to that of independent values.
 
-
-def _design_effect(values_by_task: Iterable[tuple[str, int]]) -> float:
-    clusters: dict[str, list[int]] = {}
-    for task, value in values_by_task:
-        clusters.setdefault(task, []).append(value)
-    count, tasks = sum(len(values) for values in clusters.values()), len(clusters)
-    largest = max(len(values) for values in clusters.values())
+    ``clusters`` has for each task the number of its values, their sum, and the sum of their squares.
+    """
+    count, tasks = sum(size for size, _, _ in clusters), len(clusters)
+    largest = max(size for size, _, _ in clusters)
     if largest == 1:
         return 1.0
-    mean = sum(sum(values) for values in clusters.values()) / count
-    simple = sum((value - mean) ** 2 for values in clusters.values() for value in values) / count**2
-    if tasks == 1 or simple == 0:
+    mean = sum(total for _, total, _ in clusters) / count
+    simple = (sum(squares for _, _, squares in clusters) - count * mean**2) / count**2
+    if tasks == 1 or simple <= NEGLIGIBLE / count**2:
         # With one cluster the variance between clusters is unknown; the worst case is one effective trial per task.
         return float(largest)
-    between = sum((sum(values) - len(values) * mean) ** 2 for values in clusters.values())
+    between = sum((total - size * mean) ** 2 for size, total, _ in clusters)
     clustered = between * tasks / (tasks - 1) / count**2
     return min(max(clustered / simple, 1.0), float(largest))
 
@@ -224,7 +261,10 @@ def rate(name: str, trajectories: Iterable[Trajectory]) -> Rate:
     successes, count = sum(success for _, success in outcomes_by_task), len(outcomes_by_task)
     if not count:
         return Rate(name, 0, 0, 0.0, 0.0, 1.0, infrastructure)
-    low, high = wilson(successes / count, count / _design_effect(outcomes_by_task))
+    sizes = Counter(task for task, _ in outcomes_by_task)
+    sums = Counter(task for task, success in outcomes_by_task if success)
+    effect = _design_effect([(size, sums[task], sums[task]) for task, size in sizes.items()])
+    low, high = wilson(successes / count, count / effect)
     return Rate(name, count, successes, successes / count, low, high, infrastructure)
 
 

@@ -114,11 +114,12 @@ async def player_episodes(
     jobs: Sequence[EpisodeJob],
     player: Player,
     *,
+    temperature: float | None = None,
     tokens: bool = True,
     tick: Callable[[Trajectory | None], None] = lambda _: None,
 ) -> list[Trajectory]:
-    """Return the ``episodes`` of a player at the temperature of evaluations."""
-    temperature = context.settings.engine.temperature
+    """Return the ``episodes`` of a player, by default at the temperature of evaluations."""
+    temperature = context.settings.engine.temperature if temperature is None else temperature
     policy = await model_policy(context, player.model, temperature)
     policy = PromptedPolicy(policy, player.patch) if player.patch else policy
     return await episodes(

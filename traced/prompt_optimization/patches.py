@@ -70,8 +70,8 @@ def remedy_of(prompt: GateAnswer, adapter: GateAnswer | None, comparison: GateAn
 
 
 def no_worse(policy: "GatePolicy") -> "GatePolicy":
-    """Return the gate policy for a non-inferiority comparison: no loss beyond ``untouched_margin`` anywhere."""
-    margin = policy.untouched_margin
+    """Return the gate policy for a non-inferiority comparison: no loss beyond ``regression_margin`` anywhere."""
+    margin = policy.regression_margin
     return dataclasses.replace(policy, environment_margin=-margin, target_margin=-margin)
 
 

@@ -56,7 +56,7 @@ async def test_the_case_has_the_gate_the_pairs_and_the_lineage(control: Control,
         assert [(comparison.name, comparison.required) for comparison in gate.comparisons] == [
             ("environment", 0.05),
             ("target", 0.0),
-            ("untouched", -0.03),
+            ("regression", -0.03),
         ]
         assert (gate.rounds, case.looks, case.asked, case.policy) == (2, 3, None, "immediate")
         assert (case.capability.title, case.capability.runs) == ("Policy checks", 5)

@@ -9,7 +9,7 @@ from scipy.stats import multinomial, norm
 
 from store.types import EndCause, Outcome, Trajectory
 from traced.core.errors import GateError
-from traced.evaluation.intervals import Pair, compare, design_effect, pair, tango
+from traced.evaluation.intervals import Pair, compare, pair, tango
 
 
 def trajectory(task: str, outcome: Outcome, *, trial: int = 0, model: str = "base") -> Trajectory:
@@ -105,7 +105,7 @@ def test_coverage_with_several_trials_of_each_task(model, gain: float) -> None: 
 def test_repeating_identical_trials_adds_no_evidence() -> None:
     single = simulated(np.random.default_rng(1), 60, 1, 0.1)
     repeated = [replace(p, trial=k) for p in single for k in range(5)]
-    assert design_effect(repeated) == pytest.approx(5.0, rel=0.05)
+    assert compare(repeated).design_effect == pytest.approx(5.0, rel=0.05)
     single_interval, five = compare(single), compare(repeated)
     assert (five.low, five.high) == pytest.approx((single_interval.low, single_interval.high), abs=1e-9)
     assert (single_interval.tasks, single_interval.pairs, five.tasks, five.pairs) == (60, 60, 60, 300)

@@ -60,7 +60,7 @@ async def gate(baseline: Player, candidate: Player, policy: GatePolicy, seeds: i
             Pair(str(seed), 0, baseline(seed), candidate(seed)) for seed in range(number * seeds, (number + 1) * seeds)
         ]
         untouched = [pair for pair in pairs if int(pair.task_id) % 2]
-        return {"environment": pairs, "target": pairs, "untouched": untouched}
+        return {"environment": pairs, "target": pairs, "regression": untouched}
 
     return await run_gate("it", gather, policy)
 
@@ -105,7 +105,7 @@ async def test_few_episodes_buy_no_answer() -> None:
     assert (await gates(prompted("Do the requests."), good, seeds=5)).remedy is Remedy.INCONCLUSIVE
 
 
-def test_no_worse_holds_every_comparison_to_the_margin_of_untouched_tasks() -> None:
-    policy = no_worse(GatePolicy(untouched_margin=0.07))
-    assert {policy.required(name) for name in ("environment", "target", "untouched")} == {-0.07}
+def test_no_worse_holds_every_comparison_to_the_margin_of_regression_tasks() -> None:
+    policy = no_worse(GatePolicy(regression_margin=0.07))
+    assert {policy.required(name) for name in ("environment", "target", "regression")} == {-0.07}
     assert (policy.level, policy.max_rounds) == (POLICY.level, POLICY.max_rounds)

@@ -1,0 +1,162 @@
+"""Merged adapters as versions of their own: the capability ``merged``, in the mixture of its members' environments.
+
+A merged version has the links of any other: a capability (all of its members' together), an environment (the mixture,
+admitted because each member is and because its oracle solves its seeds), a run (which says what was merged and how), a
+gate, a decision and promotions.
+"""
+
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+
+from agents.synthesizer.mixture import mix
+from sandbox.hashing import environment_hash
+from store.records import AdapterVersion, EnvironmentRecord, RunState, TrainingRun
+from store.repositories.adapters import (
+    get_adapter,
+    get_training_run,
+    save_adapter,
+    save_training_run,
+    set_training_state,
+)
+from store.repositories.capabilities import get_capability, save_capabilities
+from store.repositories.environments import get_environment, save_admission, save_environment
+from store.types import AdmissionReport, Capability, Check
+from traced.core.errors import CapabilityError
+from traced.core.files import flush
+from traced.inference.adapter_base import record_base
+from traced.pipeline.context import Context
+from traced.registry.publication import publish
+from traced.routing.composition import MERGED
+from traced.routing.router_files import capability_of
+from traced.training.merging import MergeError, Method, merge
+
+MIXTURE = "mixture"  # the synthesizer of its environment
+ORACLE_SEEDS = 8
+# Methods with scales; where none of them is right, the race drops them all.
+MERGES: tuple[tuple[Method, float], ...] = (
+    ("mean", 1.0),
+    ("mean", 1.5),
+    ("ties", 0.5),
+    ("ties", 1.0),
+    ("dare", 1.0),
+    ("tsv", 0.5),
+    ("tsv", 1.0),
+)
+
+
+def merge_members(context: Context, members: Sequence[str]) -> dict[str, Path]:
+    """Return the folder of each merged adapter of these versions by its name; none if they cannot be merged."""
+    with context.read_session() as session:
+        folders = [Path(get_adapter(session, name).path) for name in members]
+    # Other members are other merges.
+    digest = hashlib.sha256(" ".join(members).encode()).hexdigest()[:8]
+    merges: dict[str, Path] = {}
+    for method, scale in MERGES:
+        name = f"{method} merge at scale {scale:g}"
+        folder = context.run_dir / "merges" / f"{method}-{scale:g}-{digest}"
+        if not folder.exists():
+            try:
+                merge(
+                    folders,
+                    folder,
+                    method,
+                    scale=scale,
+                    max_rank=context.settings.training.lora_r,
+                    seed=context.settings.seed,
+                )
+            except MergeError as error:
+                context.progress.note(f"no merged adapter is compared: {error.message}")
+                return {}
+        merges[name] = folder
+    return merges
+
+
+async def publish_merge(context: Context, members: Sequence[str], method: str, folder: Path) -> str:
+    """Publish a merged adapter as the next version of ``merged``, and return its name.
+
+    Raises:
+        CapabilityError: The environments cannot be mixed, or the mixture's oracle fails.
+    """
+    environment = await _mixture(context, members)
+    run_id = f"{context.cycle_id}/{MERGED}/{folder.name}"
+    at = context.now()
+    run = TrainingRun(
+        id=run_id,
+        cycle_id=context.cycle_id,
+        capability=MERGED,
+        environment_hash=environment,
+        model=context.model.name,
+        seed=context.settings.seed,
+        config={"members": list(members), "merge": method},
+        state=RunState.RUNNING,
+        started_at=at,
+    )
+    record_base(folder, context.model, context.data_dir)
+    published = publish(folder, context.data_dir / "adapters", MERGED, origin=run_id)
+    flush(context.data_dir)
+    version = AdapterVersion(
+        name=published.name,
+        capability=published.capability,
+        version=published.version,
+        path=str(published.path),
+        files=published.files,
+        cycle_id=context.cycle_id,
+        training_run_id=run_id,
+        environment_hash=environment,
+        created_at=at,
+    )
+    with context.write_session() as session:
+        save_training_run(session, run)
+        set_training_state(session, run_id, RunState.FINISHED, at=at, detail=f"{method} of {', '.join(members)}")
+        save_adapter(session, version)
+    return published.name
+
+
+async def _mixture(context: Context, members: Sequence[str]) -> str:
+    """Store capability and environment of a merge, and return the environment's hash."""
+    with context.read_session() as session:
+        versions = [get_adapter(session, name) for name in members]
+        sources = [get_environment(session, version.environment_hash).source_code for version in versions]
+        titles = [get_capability(session, version.cycle_id, version.capability).title for version in versions]
+    try:
+        source_code = mix(sources)
+    except ValueError as error:
+        raise CapabilityError(f"the environments of {', '.join(members)} cannot be mixed: {error}") from error
+    needs = ", ".join(titles)
+    capability = Capability(
+        name=MERGED,
+        title="Several capabilities",
+        description=f"The task needs one or several of: {needs}.",
+        when_needed=f"One of these capabilities is needed: {needs}.",
+        exercised="The agent acts where one of them is needed.",
+        lacking="The agent fails where one of them is needed.",
+    )
+    digest, at = environment_hash(source_code), context.now()
+    check = Check(MIXTURE, True, {"environments": [version.environment_hash for version in versions]}, 0.0)
+    await _check_oracle(context, source_code)
+    record = EnvironmentRecord(digest, source_code, context.cycle_id, MERGED, context.settings.seed, MIXTURE, at)
+    with context.write_session() as session:
+        save_capabilities(session, context.cycle_id, [capability])
+        save_environment(session, record)
+        save_admission(session, AdmissionReport(digest, True, [check]), cycle_id=context.cycle_id, at=at)
+    return digest
+
+
+async def _check_oracle(context: Context, source_code: str) -> None:
+    """Raise ``CapabilityError`` unless the oracle solves the first seeds in the sandbox."""
+    async with context.environment_source(source_code) as source:
+        for seed in range(ORACLE_SEEDS):
+            play = await source.oracle(seed)
+            if not play.score.success:
+                raise CapabilityError(f"the oracle of the mixture fails at seed {seed}")
+
+
+def capabilities_of(context: Context, adapter: str) -> list[tuple[str, str]]:
+    """Return cycle and name of the capabilities that a version is for: those of its members if it is merged."""
+    with context.read_session() as session:
+        version = get_adapter(session, adapter)
+        if version.capability != MERGED:
+            return [(version.cycle_id, version.capability)]
+        members = get_training_run(session, version.training_run_id).config["members"]
+        return [(get_adapter(session, name).cycle_id, capability_of(name)) for name in members]

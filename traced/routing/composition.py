@@ -1,0 +1,124 @@
+"""Compositions: the ways in which adapters can answer together, and which of them serves.
+
+A composition is a router over some adapters, decided per conversation or per turn of the user, or one adapter (a merged
+one is an adapter like any other) that answers everything. A cycle compares the candidates on the target and stores
+them, best first. A stored choice serves while it passed its gate and has considered every version that is live: its
+first candidate whose versions are all live. Otherwise a router chooses among all live versions, as without a choice.
+"""
+
+import json
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from store.types import GateAnswer, PairedDifference
+from traced.core.errors import TracedError
+from traced.inference.client import BASE
+
+MERGED = "merged"  # the capability of merged adapters
+
+
+class CompositionError(TracedError):
+    """A stored composition that cannot be read."""
+
+
+@dataclass(frozen=True)
+class Composition:
+    """One way in which models answer together.
+
+    Attributes:
+        models: The adapter versions that take part; none: the base model answers everything.
+        router: The name of the router that chooses among them and the base model; "": the only one answers everything.
+        by_turn: Whether each message of the user is routed again.
+    """
+
+    models: tuple[str, ...] = ()
+    router: str = ""
+    by_turn: bool = False
+
+    @property
+    def model(self) -> str:
+        """Return the model that answers everything; "" if a router chooses."""
+        return "" if self.router else (self.models[0] if self.models else BASE)
+
+    @property
+    def name(self) -> str:
+        """Return the composition in words; those over the same adapters have different names."""
+        return self.model or f"router by {self.router}{', per turn' if self.by_turn else ''}"
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A composition with its success on ``tasks`` validation tasks."""
+
+    composition: Composition
+    tasks: int
+    successes: int
+
+    @property
+    def success(self) -> float:
+        """Return the success rate in 0-1."""
+        return self.successes / self.tasks if self.tasks else 0.0
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The candidates of a cycle, best first.
+
+    Attributes:
+        considered: The adapter versions that took part in any of them.
+        gate: The first one against what was live before, on gate seeds; None if that is the first one itself.
+        incumbent: The name of what was live before.
+    """
+
+    considered: tuple[str, ...]
+    candidates: tuple[Candidate, ...]
+    incumbent: str
+    gate: PairedDifference | None = None
+
+    @property
+    def has_passed(self) -> bool:
+        """Return whether the best candidate may replace what was live."""
+        return self.gate is not None and self.gate.answer is GateAnswer.PASS
+
+    def serving(self, live: Collection[str]) -> Composition | None:
+        """Return what serves with these versions live; None if this choice does not decide that."""
+        if not self.has_passed or not set(live) <= set(self.considered):
+            return None
+        possible = (candidate.composition for candidate in self.candidates if candidate.composition.models)
+        return next((composition for composition in possible if set(composition.models) <= set(live)), None)
+
+
+def serving_composition(choices: Iterable[Choice], live: Collection[str]) -> Composition | None:
+    """Return what serves by the newest choice that decides it (``choices`` are newest first), or None."""
+    compositions = (choice.serving(live) for choice in choices)
+    return next((composition for composition in compositions if composition is not None), None)
+
+
+def as_json(choice: Choice) -> str:
+    """Return the JSON text of a choice."""
+    return json.dumps(asdict(choice))
+
+
+def read_choice(document: str) -> Choice:
+    """Return the choice of a JSON text; raises ``CompositionError``."""
+    try:
+        values = json.loads(document)
+        gate = values["gate"] and PairedDifference(**values["gate"] | {"answer": GateAnswer(values["gate"]["answer"])})
+        return Choice(
+            tuple(values["considered"]), tuple(map(_candidate, values["candidates"])), values["incumbent"], gate
+        )
+    except (ValueError, KeyError, TypeError) as error:
+        raise CompositionError(f"a stored composition cannot be read: {error}", hint="traced doctor") from error
+
+
+def read_choices(documents: Iterable[str]) -> list[Choice]:
+    """Return the choices of JSON texts, in their order; raises ``CompositionError``."""
+    return [read_choice(document) for document in documents]
+
+
+def _candidate(values: dict[str, Any]) -> Candidate:
+    composition = values["composition"]
+    models: Sequence[str] = composition["models"]
+    members = Composition(tuple(models), composition["router"], composition["by_turn"])
+    return Candidate(members, int(values["tasks"]), int(values["successes"]))
