@@ -200,6 +200,15 @@ class FittedRouterRow(Row, table=True):
     at: datetime = Field(sa_type=UtcTime)
 
 
+class CompositionRow(Row, table=True):
+    """The ways in which a cycle's adapters can answer together, with their figures, as a JSON text."""
+
+    __tablename__ = "compositions"
+    cycle_id: str = Field(primary_key=True, sa_type=KEY)
+    document: str = Field(sa_type=FreeText)
+    at: datetime = Field(sa_type=UtcTime)
+
+
 class ExchangeRow(Row, table=True):
     """A request to the router and its response.
 

@@ -1,4 +1,4 @@
-"""What routers share: the list of engines, which routers run, and the classifiers that cycles have fitted."""
+"""What routers share: engines, running routers, and what cycles have fitted: classifiers and compositions."""
 
 from collections.abc import Collection
 from datetime import datetime, timedelta
@@ -9,7 +9,7 @@ from sqlmodel import Session, col, func, select
 from store.content import database_time, insert_unique
 from store.errors import NotFound
 from store.records import ListedEngine
-from store.service_tables import EngineRow, FittedRouterRow, RouterRow
+from store.service_tables import CompositionRow, EngineRow, FittedRouterRow, RouterRow
 
 # A router without a sign of life for this time counts as ended.
 ROUTER_LIFETIME = timedelta(seconds=15)
@@ -66,3 +66,15 @@ def fitted_routers(session: Session, cycles: Collection[str]) -> dict[str, str]:
 def last_fit(session: Session) -> datetime | None:
     """Return the time of the newest fit, None without one."""
     return session.exec(select(func.max(FittedRouterRow.at))).one()
+
+
+def save_composition(session: Session, cycle_id: str, document: str, *, at: datetime) -> None:
+    """Store the composition of a cycle, in the place of an earlier one."""
+    session.merge(CompositionRow(cycle_id=cycle_id, document=document, at=at))
+    session.flush()
+
+
+def compositions(session: Session) -> dict[str, str]:
+    """Return the compositions as JSON texts by cycle, newest first."""
+    rows = session.exec(select(CompositionRow).order_by(col(CompositionRow.at).desc(), col(CompositionRow.cycle_id)))
+    return {row.cycle_id: row.document for row in rows}

@@ -88,6 +88,10 @@ def scripted_stages(context: Context, cut_at: str) -> Stages:
         at("optimize-prompt", capability)
         return ""
 
+    async def compose(cycle: str, adapters: list[str]) -> list[str]:
+        at("compose")
+        return []
+
     return Stages(
         collect,
         analyze,
@@ -95,6 +99,7 @@ def scripted_stages(context: Context, cut_at: str) -> Stages:
         admit,
         train,
         gate,
+        compose,
         waiting,
         promote,
         evaluate,

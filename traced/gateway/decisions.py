@@ -4,8 +4,8 @@ Invariants:
 - A conversation is routed once, in memory; the decision is stored behind the answer. The first stored decision holds
   for all routers. Where others use the same store, a conversation that its client has named may reach two of them at
   once: then its decision is stored before its first answer.
-- With ``routing.when = "turn"`` each message of the user is routed again, by itself. The conversation moves only if
-  another adapter is likelier by ``routing.margin``; its new engine state costs one prefill.
+- With ``routing.when = "turn"``, or a composition per turn, each message of the user is routed again, by itself. The
+  conversation moves only if another adapter is likelier by ``routing.margin``; its new engine state costs one prefill.
 - A decision that failed holds for one request: the next one of the conversation is routed again.
 - A conversation that began before any version was live stays with the base model.
 """
@@ -30,7 +30,7 @@ from traced.gateway.router_choice import RouterChoice
 from traced.inference.client import BASE
 from traced.ingest.conversations import turn_messages
 from traced.routing.router_files import capability_of
-from traced.routing.routers import RoutingDecision
+from traced.routing.routers import RoutingDecision, takes_over
 
 log = logging.getLogger(__name__)
 
@@ -56,7 +56,7 @@ class ConversationRouter:
     async def decide(self, conversation: Conversation, messages: Sequence[Message]) -> ConversationRoute:
         """Return the conversation's routing decision; ``messages`` are those of the current request."""
         if conversation.route is not None:
-            turn = turn_messages(messages) if self.by_turn and self.live().routes else []
+            turn = turn_messages(messages) if self._is_by_turn(self.live()) else []
             if not turn:
                 return conversation.route
             if conversation.deciding is None:
@@ -65,6 +65,10 @@ class ConversationRouter:
             conversation.deciding = asyncio.create_task(self._decide(conversation, messages))
         # Shielded, because several requests of the conversation may wait for the same decision.
         return await asyncio.shield(conversation.deciding)
+
+    def _is_by_turn(self, live: LiveVersions) -> bool:
+        by_turn = self.by_turn if live.composition is None else live.composition.by_turn
+        return by_turn and bool(live.routes)
 
     async def _decide(self, conversation: Conversation, messages: Sequence[Message]) -> ConversationRoute:
         try:
@@ -105,9 +109,7 @@ class ConversationRouter:
             routed_model = max(route.logprobs, key=lambda name: route.logprobs[name], default=route.model)
             capability = capability_of(routed_model)
             current = next((name for name in live.routes if capability_of(name) == capability), BASE)
-            if decision.failed or decision.model == current or current not in decision.logprobs:
-                return route
-            if decision.logprobs[decision.model] - decision.logprobs[current] < self.margin:
+            if not takes_over(decision, current, self.margin):
                 return route
             new_route = self._route_of(conversation, decision, live)
             if self.pool.serves(BASE):

@@ -30,7 +30,7 @@ from store.repositories.promotions import (
     serving_adapters,
     trials,
 )
-from store.repositories.routers import fitted_routers, last_fit
+from store.repositories.routers import compositions, fitted_routers, last_fit
 from store.repositories.serving import list_keys
 from traced.core.errors import TracedError
 from traced.core.files import publish_file
@@ -42,6 +42,14 @@ from traced.gateway.store_calls import call_store
 from traced.inference.client import BASE
 from traced.inference.errors import RouterFileError
 from traced.registry.adapter_store import ADAPTERS
+from traced.routing.composition import (
+    MERGED,
+    Choice,
+    Composition,
+    CompositionError,
+    read_choices,
+    serving_composition,
+)
 from traced.routing.hidden_state import HiddenStateClassifier, base_mismatch, read_classifier
 from traced.routing.router_files import capability_of, classifier_file, modification_times, uncovered_versions
 from traced.routing.routers import Route, adapter_capability, adapter_route
@@ -67,6 +75,8 @@ class LiveVersions:
         classifier_files: The files that may hold a fitted router, newest first.
         file_times: The modification times of these files when they were read.
         quarantined: The versions in quarantine, which are nowhere else in this state.
+        composition: How the live versions answer together; None: by the router of the settings. ``routes`` has only
+            the versions that take part.
     """
 
     seq: int = -1
@@ -81,6 +91,7 @@ class LiveVersions:
     classifier_files: tuple[Path, ...] = ()
     file_times: tuple[int, ...] = ()
     quarantined: frozenset[str] = frozenset()
+    composition: Composition | None = None
 
     def current_model(self, model: str, serves: Callable[[str], bool]) -> str:
         """Return the model that now serves a conversation routed to ``model``.
@@ -95,12 +106,15 @@ class LiveVersions:
     def assign(self, model: str, conversation_id: str, serves: Callable[[str], bool]) -> tuple[str, int | None]:
         """Return the model for a conversation routed to ``model``, and the log entry of its trial (None without one).
 
-        A trial splits the conversations of its capability between the version on trial and its control.
+        A trial splits the conversations of its capability between the version on trial and its control. A merged
+        version is tried on all conversations, against whatever serves them.
         """
-        trial = self.trials.get(capability_of(model))
+        trial = self.trials.get(MERGED) or self.trials.get(capability_of(model))
         if trial is None:
             return model, None
         control, challenger = self.versions.get(trial.capability, BASE), trial.promotion.adapter
+        if trial.capability == MERGED:
+            control = model
         # If the challenger cannot be served, the conversation must not count for the trial's control either.
         if not serves(challenger):
             return control, None
@@ -201,9 +215,11 @@ class PromotionFollower:
             challengers = {
                 trial.promotion.adapter
                 for capability, trial in intact_trials.items()
-                if capability in versions or capability in paused
+                if capability in versions or capability in paused or capability == MERGED
             } - set(live_names)
-            routes = {name: adapter_route(session, name) for name in records if name not in challengers}
+            composition = serving_composition(self._choices(session), live_names)
+            members = records if composition is None else composition.models
+            routes = {name: adapter_route(session, name) for name in members if name not in challengers}
             superseded = self._superseded(session, {*records, *quarantined}, self.pool.max_adapters - len(records))
             cycles = cycles_with_adapters(session)
         all_records = records | {name: record for name, (record, _) in superseded.items()}
@@ -230,7 +246,15 @@ class PromotionFollower:
             files,
             file_times,
             quarantined,
+            composition,
         )
+
+    def _choices(self, session: Session) -> list[Choice]:
+        try:
+            return read_choices(compositions(session).values())
+        except CompositionError as error:
+            log.warning("a router chooses among all live versions: %s", error)
+            return []
 
     def _try_copy_fitted_routers(self, session: Session) -> None:
         try:

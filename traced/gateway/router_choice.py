@@ -27,6 +27,7 @@ POLL_S = 2.0
 CHECK_S = 5.0
 # Seconds that an engine has for the options of a routing prompt, which may be as long as half of its context.
 PREPARE_S = 60.0
+ONE_MODEL = "one model"  # in the place of a router's name, if a composition has one model answer everything
 NO_EMBEDDINGS_HINT = "set routing.embeddings_url to the URL of an embeddings server"
 log = logging.getLogger(__name__)
 
@@ -106,6 +107,9 @@ class RouterChoice:
 
     async def choose(self, conversation_id: str, messages: Sequence[Message], live: LiveVersions) -> RoutingDecision:
         """Choose the model by these messages of a conversation; never raises a ``ServingError``."""
+        composition = live.composition
+        if composition is not None and not composition.router:
+            return RoutingDecision(composition.model, {}, 0.0, router=ONE_MODEL)
         replica = self.pool.pick(BASE, conversation_id)
         if replica is None:
             return RoutingDecision(BASE, {}, 0.0, "no engine answers", failed=True)
@@ -122,6 +126,8 @@ class RouterChoice:
         live = self.live()
         if not live.routes:
             return {}
+        if live.composition is not None and not live.composition.router:
+            return {replica.url: {"router": ONE_MODEL} for replica in self.pool.replicas if replica.serves(BASE)}
         status: dict[str, object] = {}
         for replica in self.pool.replicas:
             if replica.serves(BASE):
@@ -134,7 +140,9 @@ class RouterChoice:
     def _router(self, replica: Replica, live: LiveVersions) -> FallbackRouter:
         routers: list[Router] = []
         excluded: dict[str, str] = {}
-        candidates = [] if self.use_label_tokens else [(HIDDEN_STATE, self._hidden_state(replica, live))]
+        composition = live.composition
+        use_label_tokens = self.use_label_tokens if composition is None else composition.router == BY_LABELS
+        candidates = [] if use_label_tokens else [(HIDDEN_STATE, self._hidden_state(replica, live))]
         routes = self._routes(live)
         if not routes:
             reason = "no engine has loaded a live adapter"

@@ -10,7 +10,7 @@ import math
 import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from sandbox.contract import Message, Task, Tool
@@ -25,6 +25,7 @@ from traced.inference.client import Completion
 from traced.inference.policies import Policy
 from traced.pipeline.adapter_files import check_version, serve_version
 from traced.pipeline.collect import count_successes
+from traced.pipeline.compose import composition_of, composition_policy
 from traced.pipeline.context import Context
 from traced.pipeline.episodes import BASE, episodes, first_jobs, model_policy, trials_of, trials_text
 from traced.pipeline.promote import routable_adapters
@@ -33,6 +34,7 @@ from traced.pipeline.self_check import SELF_CHECK, self_check
 from traced.pipeline.train import job_for, store_variables, with_servers, with_user
 from traced.rollouts.episodes import EpisodeJob
 from traced.rollouts.step_limit import step_timeout_s
+from traced.routing.composition import Composition
 from traced.routing.routers import RoutedPolicy, Router
 from traced.targets.description import MODEL_USER
 from traced.training.device import training_device
@@ -139,13 +141,17 @@ async def _model_on_test(context: Context, source: EpisodeSource, model: str) ->
 
 
 async def _router_on_test(context: Context, source: EpisodeSource, adapters: Sequence[str]) -> None:
-    settings = context.settings.engine
-    routers_by_name = await routers(context, adapters)
+    composition = composition_of(context, adapters)
+    if composition is not None and not composition.router:
+        await on_test(context, source, ROUTED, await composition_policy(context, composition, {}))
+        return
+    routers_by_name = await routers(context, adapters if composition is None else composition.models)
     serving = next(iter(routers_by_name))
-    engine = await context.engine()
-    policy = RoutedPolicy(
-        lambda model: engine.policy(model, settings.temperature, settings.max_tokens), routers_by_name[serving]
-    )
+    if composition is not None and composition.router in routers_by_name:
+        serving = composition.router
+    composition = composition or Composition(tuple(adapters))
+    policy = await composition_policy(context, replace(composition, router=serving), routers_by_name)
+    assert isinstance(policy, RoutedPolicy)
     trajectories = await on_test(context, source, ROUTED, policy)
     sound = [trajectory for trajectory in trajectories if trajectory.outcome is not Outcome.INFRASTRUCTURE]
     choices = []
@@ -203,15 +209,15 @@ async def grpo_on_target(context: Context, rollouts: int) -> None:
     )
     # A group is one task, and the target's own limits come before those of the settings.
     turns, step_s = context.target.description.max_turns or job.max_turns, step_timeout_s(context.target.step_s)
-    groups, job = job.groups, dataclasses.replace(job, groups=1, seed_low=split.start, seed_high=split.stop)
+    groups, job = job.groups, replace(job, groups=1, seed_low=split.start, seed_high=split.stop)
     groups = min(groups, job.training_seeds)
-    job = dataclasses.replace(job, groups=groups, max_turns=turns, step_timeout_s=step_s)
+    job = replace(job, groups=groups, max_turns=turns, step_timeout_s=step_s)
     if context.target.description.user == MODEL_USER:
         job = with_user(context, job, context.target.step_s)
     iterations = math.ceil(rollouts / (job.groups * job.rollouts))
     # Early stopping is off, because the comparison must spend the same number of rollouts as the adapters.
-    job = dataclasses.replace(job, threads=context.settings.threads, solved_after=0)
-    job = dataclasses.replace(job, iterations=iterations)
+    job = replace(job, threads=context.settings.threads, solved_after=0)
+    job = replace(job, iterations=iterations)
     job = await with_servers(context, job, device)
     with context.stage("train", COMPARISON, ON_TARGET, iterations) as stage:
         await run_job(

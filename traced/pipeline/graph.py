@@ -14,6 +14,7 @@ import operator
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Protocol, TypedDict, TypeVar, cast
 
@@ -328,6 +329,9 @@ def build_graph(
     async def analyze(state: CycleState) -> CycleState:
         return {"capabilities": await stages.analyze(state["cycle_id"])}
 
+    async def compose(state: CycleState) -> CycleState:
+        return {"adapters": await stages.compose(state["cycle_id"], state.get("adapters", []))}
+
     async def approval(state: CycleState) -> CycleState:
         await _run_requested_rounds(stages, state["cycle_id"], state.get("adapters", []))
         # The store decides who still waits, not the resume value: decisions may come from any process.
@@ -347,13 +351,14 @@ def build_graph(
         return {}
 
     graph = StateGraph(CycleState)
-    for node in (collect, analyze, approval, promote, evaluate, report):
+    for node in (collect, analyze, compose, approval, promote, evaluate, report):
         graph.add_node(node.__name__, node)
     graph.add_node("capability", _capability_graph(stages, attempts, CapacityLimiter(trainings), prompt_first))
     graph.add_edge(START, "collect")
     graph.add_edge("collect", "analyze")
     graph.add_conditional_edges("analyze", _fan_out, ["capability", "report"])
-    for start_node, end_node in [("capability", "approval"), ("approval", "promote"), ("promote", "evaluate")]:
+    order = ("capability", "compose", "approval", "promote", "evaluate")
+    for start_node, end_node in pairwise(order):
         graph.add_edge(start_node, end_node)
     graph.add_edge("evaluate", "report")
     graph.add_edge("report", END)

@@ -29,6 +29,7 @@ class Stages:
     admit: Callable[[str, str, str], Awaitable[bool]]  # cycle, capability, environment hash
     train: Callable[[str, str, str], Awaitable[str]]  # cycle, capability, environment hash -> adapter version
     gate: Callable[[str, str], Awaitable[bool]]  # cycle, adapter version
+    compose: Callable[[str, list[str]], Awaitable[list[str]]]  # cycle, adapters -> the merged version, if there is one
     waiting: Callable[[str, list[str]], Awaitable[list[str]]]  # adapter versions nobody has decided about
     promote: Callable[[str, list[str]], Awaitable[list[str]]]  # promotes the approved ones -> those that take traffic
     evaluate: Callable[[str, list[str]], Awaitable[None]]
@@ -57,6 +58,7 @@ VALUES: dict[str, Callable[[Any], object]] = {
     PROMPT: skip_reason,
     "train": _unchanged,
     "gate": lambda result: result.answer is GateAnswer.PASS,
+    "compose": _unchanged,
     "evaluate": _no_value,
     "report": _no_value,
 }
@@ -105,6 +107,7 @@ def cycle_stages(runner: StageRunner) -> Stages:
         admit=lambda cycle_id, capability, environment: run("admit", capability, environment, capability=capability),
         train=lambda cycle_id, capability, environment: run("train", capability, environment, capability=capability),
         gate=gate,
+        compose=lambda cycle_id, adapters: run("compose", adapters),
         waiting=waiting,
         promote=lambda cycle_id, adapters: promote.promote(context, adapters),
         evaluate=lambda cycle_id, adapters: run("evaluate", adapters),

@@ -132,25 +132,45 @@ class FallbackRouter:
         return RoutingDecision(BASE, {}, seconds, reason, fallbacks=fallbacks, failed=True)
 
 
-class RoutedPolicy:
-    """A rollout policy over the base model and its adapters; a conversation's first completion routes it."""
+def takes_over(decision: RoutingDecision, current: str, margin: float) -> bool:
+    """Return whether a conversation that ``current`` serves moves by the decision on its user's newest message.
 
-    def __init__(self, policy_of: Callable[[str], Policy], router: Router) -> None:
+    It moves to another model that is likelier by ``margin`` (nats), never by a decision that failed.
+    """
+    if decision.failed or decision.model == current or current not in decision.logprobs:
+        return False
+    return decision.logprobs[decision.model] - decision.logprobs[current] >= margin
+
+
+class RoutedPolicy:
+    """A rollout policy over the base model and its adapters; a conversation's first completion routes it.
+
+    With a ``turn_margin`` each further message of the user is routed as well, by itself (``takes_over``).
+    """
+
+    def __init__(self, policy_of: Callable[[str], Policy], router: Router, *, turn_margin: float | None = None) -> None:
         self.policy_of = policy_of  # the policy of a model by its name
         self.router = router
+        self.turn_margin = turn_margin
         self._choices: OrderedDict[str, asyncio.Task[RoutingDecision]] = OrderedDict()
 
     async def complete(self, messages: list[Message], tools: list[Tool], *, seed: int) -> Completion:
         """Complete with the model that this conversation was routed to; the client's errors are raised."""
-        decision = await self.route(messages)
-        return await self.policy_of(decision.model).complete(messages, tools, seed=seed)
+        model = (await self.route(messages)).model
+        if self.turn_margin is not None:
+            for turn in later_turns(messages):
+                decision = await self._decision(turn)
+                model = decision.model if takes_over(decision, model, self.turn_margin) else model
+        return await self.policy_of(model).complete(messages, tools, seed=seed)
 
     async def route(self, messages: Sequence[Message]) -> RoutingDecision:
-        """Return the conversation's decision; conversations with the same opening share one."""
-        opening_turns = opening_messages(messages)
-        key = json.dumps(opening_turns, sort_keys=True)
+        """Return the decision on the conversation's opening; conversations with the same opening share one."""
+        return await self._decision(opening_messages(messages))
+
+    async def _decision(self, turn: Sequence[Message]) -> RoutingDecision:
+        key = json.dumps(turn, sort_keys=True)
         if key not in self._choices:
-            self._choices[key] = asyncio.create_task(self.router.choose(Task("", opening_turns, [])))
+            self._choices[key] = asyncio.create_task(self.router.choose(Task("", list(turn), [])))
             if len(self._choices) > CACHE_SIZE:
                 self._choices.popitem(last=False)
         # Shielded, because several callers may wait for the same decision.
@@ -158,6 +178,20 @@ class RoutedPolicy:
         if decision.failed:
             self._choices.pop(key, None)
         return decision
+
+
+def later_turns(messages: Sequence[Message]) -> list[list[Message]]:
+    """Return what is routed after the opening: the system prompts with each new message of the user."""
+    systems = [message for message in messages if message.get("role") == "system"]
+    turns: list[list[Message]] = []
+    is_open = False
+    for message in messages[len(opening_messages(messages)) :]:
+        if message.get("role") == "user":
+            if not is_open:
+                turns.append(list(systems))
+            turns[-1].append(message)
+        is_open = message.get("role") == "user"
+    return turns
 
 
 def adapter_route(session: Session, adapter: str) -> Route:

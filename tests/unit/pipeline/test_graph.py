@@ -27,7 +27,19 @@ from traced.pipeline.stages import Stages
 
 CYCLE = "desk-0-1"
 PATIENCE_S = 1.0  # of a heavy stage that seeks others beside it
-WAY = ["collect", "analyze", "synthesize", "admit", "train", "gate", "waiting", "promote", "evaluate", "report"]
+WAY = [
+    "collect",
+    "analyze",
+    "synthesize",
+    "admit",
+    "train",
+    "gate",
+    "compose",
+    "waiting",
+    "promote",
+    "evaluate",
+    "report",
+]
 
 
 class PowerCut(Exception):
@@ -43,6 +55,7 @@ class Script:
     failing: dict[str, str] = field(default_factory=dict)  # capability -> stage that raises CapabilityError
     gates: dict[str, bool] = field(default_factory=dict)  # adapter -> passes
     decisions: dict[str, bool] = field(default_factory=dict)  # adapter -> approved
+    merged: list[str] = field(default_factory=list)  # the version that the composition merges
     requested_rounds: dict[str, int] = field(default_factory=dict)  # adapter -> the look that somebody wants
     prompts: dict[str, str] | None = None  # tried first: capability -> why no adapter is trained
     cut_at: str = ""  # "stage argument": the next such call ends the process
@@ -131,6 +144,10 @@ class Script:
             await self.heavy("optimize-prompt", capability)
             return (self.prompts or {}).get(capability, "")
 
+        async def compose(cycle: str, adapters: list[str]) -> list[str]:
+            await self.hit("compose")
+            return list(self.merged) if adapters else []
+
         return Stages(
             collect,
             analyze,
@@ -138,6 +155,7 @@ class Script:
             admit,
             train,
             gate,
+            compose,
             waiting,
             promote,
             evaluate,
@@ -317,6 +335,14 @@ def test_a_failing_capability_does_not_stop_the_others(tmp_path: Path, stage: st
     status = run(script, tmp_path)
     assert (status.state["promoted"], status.state["dropped"]) == (["beta@v1"], ["alpha"])
     assert script.dropped == {"alpha": f"{stage}: {stage} of alpha failed"}
+
+
+def test_a_merged_adapter_is_decided_like_the_others(tmp_path: Path) -> None:
+    script = Script(merged=["merged@v1"], decisions=approved("alpha", "beta"))
+    assert run(script, tmp_path).waiting == ["merged@v1"]
+    script.decisions["merged@v1"] = True
+    assert run(script, tmp_path).state["promoted"] == ["alpha@v1", "beta@v1", "merged@v1"]
+    assert script.calls.count("compose") == 1
 
 
 def test_a_failed_gate_never_waits_for_approval(tmp_path: Path) -> None:

@@ -45,7 +45,7 @@ CREATE TABLE alembic_version (
 	version_num VARCHAR(32) NOT NULL, 
 	CONSTRAINT alembic_version_pkc PRIMARY KEY (version_num)
 );
-INSERT INTO "alembic_version" VALUES('0013');
+INSERT INTO "alembic_version" VALUES('0014');
 CREATE TABLE api_tokens (
 	name VARCHAR NOT NULL, 
 	role VARCHAR NOT NULL, 
@@ -123,6 +123,12 @@ CREATE TABLE citations (
 	CONSTRAINT fk_citations_trajectory_id FOREIGN KEY(trajectory_id) REFERENCES trajectories (id)
 );
 INSERT INTO "citations" VALUES('c1','date-reasoning',0,'t1',2);
+CREATE TABLE compositions (
+	cycle_id VARCHAR NOT NULL, 
+	document TEXT NOT NULL, 
+	at DATETIME NOT NULL, 
+	CONSTRAINT pk_compositions PRIMARY KEY (cycle_id)
+);
 CREATE TABLE conversation_positions (
 	digest VARCHAR NOT NULL, 
 	conversation_id VARCHAR NOT NULL, 

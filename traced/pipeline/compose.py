@@ -1,0 +1,283 @@
+"""The composition stage: choose how the adapters of a cycle answer together.
+
+Candidates play seeds of the target's train split, greedily as in evaluations: the base model, each adapter for
+everything, a router per conversation and per turn of the user, and merged adapters. They are compared by successive
+halving (Karnin, Koren and Somekh 2013): in each round all that are left play further seeds, and the better half stays.
+The best merge is published as a version of the capability ``merged`` and passes a gate of its own, or leaves. The best
+candidate then meets what is live on gate seeds (``traced.routing.composition`` says when it serves).
+
+The seeds are the last ones of the train split. A list of tasks that is short shares them with the collection, from
+which no candidate was trained. Gate and test seeds decide nothing here.
+"""
+
+import asyncio
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from store.repositories.adapters import quarantined_adapters
+from store.repositories.cycles import get_cycle
+from store.repositories.routers import compositions, save_composition
+from store.types import Outcome, PairedDifference, Trajectory
+from traced.core.errors import CapabilityError
+from traced.evaluation.figures import percent, points
+from traced.evaluation.gate import compare_pairs
+from traced.evaluation.intervals import pair
+from traced.inference.policies import Policy
+from traced.pipeline.adapter_files import serve_version
+from traced.pipeline.context import Context, RunningStage
+from traced.pipeline.episodes import episodes, model_policy, split_jobs
+from traced.pipeline.gate import gate, policy_of, round_jobs
+from traced.pipeline.merged_version import merge_members, publish_merge
+from traced.pipeline.promote import live_of_model
+from traced.pipeline.routers import routers
+from traced.rollouts.episodes import EpisodeJob
+from traced.routing.composition import (
+    MERGED,
+    Candidate,
+    Choice,
+    Composition,
+    as_json,
+    read_choices,
+    serving_composition,
+)
+from traced.routing.router_files import capability_of
+from traced.routing.routers import BY_LABELS, FallbackRouter, RoutedPolicy
+
+COMPOSE = "compose"
+ROUNDS = (0.25, 0.25, 0.5)  # shares of the seeds
+AT_LEAST = 3  # candidates that stay after a round
+
+
+@dataclass
+class Field:
+    """The candidates, and what is needed to play them.
+
+    Attributes:
+        routers: The routers over ``members`` by name.
+        merges: The folder of each merged adapter that is not published, by the name that it is served under.
+    """
+
+    context: Context
+    members: Sequence[str]
+    routers: Mapping[str, FallbackRouter] = field(default_factory=dict)
+    merges: Mapping[str, Path] = field(default_factory=dict)
+
+    def candidates(self) -> list[Composition]:
+        """Return the compositions of the settings, the cheapest to serve first."""
+        kinds = self.context.settings.composition.candidates
+        singles = [Composition((name,)) for name in self.members] if "single" in kinds else []
+        merges = [Composition((name,)) for name in self.merges]
+        names = [name for name, router in self.routers.items() if router.name]
+        per_conversation = [Composition(tuple(self.members), name) for name in names if "router" in kinds]
+        per_turn = [Composition(tuple(self.members), name, by_turn=True) for name in names if "turn" in kinds]
+        return [Composition(), *singles, *merges, *per_conversation, *per_turn]
+
+    async def policy(self, composition: Composition) -> Policy:
+        """Return the policy of a composition; its versions are served."""
+        return await composition_policy(self.context, composition, self.routers)
+
+
+async def composition_policy(
+    context: Context, composition: Composition, routers_by_name: Mapping[str, FallbackRouter]
+) -> Policy:
+    """Return the policy of a composition at the temperature of evaluations; its versions must be served already."""
+    temperature = context.settings.engine.temperature
+    if not composition.router:
+        return await model_policy(context, composition.model, temperature)
+    engine, tokens = await context.engine(), context.settings.engine.max_tokens
+    margin = context.settings.routing.margin if composition.by_turn else None
+    return RoutedPolicy(
+        lambda model: engine.policy(model, temperature, tokens),
+        routers_by_name[composition.router],
+        turn_margin=margin,
+    )
+
+
+async def compose(context: Context, adapters: Sequence[str]) -> list[str]:
+    """Store how the adapters answer together, and return the merged version that takes part, if any.
+
+    Args:
+        adapters: The versions of this cycle that passed their gate. Live versions of other capabilities take part too.
+    """
+    if not adapters or not context.settings.composition.seeds:
+        return []
+    members, live = _members(context, adapters)
+    for name in {*members, *live}:
+        await serve_version(context, name)
+    contest = Field(context, members)
+    if {"router", "turn"} & set(context.settings.composition.candidates):
+        contest.routers = await routers(context, members)
+    if "merged" in context.settings.composition.candidates and len(members) > 1:
+        contest.merges = await _merges(context, members)
+    with context.stage(COMPOSE, "Compare compositions", total=_expected_episodes(contest)) as stage:
+        ranking = await _race(contest, stage)
+        ranking, merged = await _with_published_merge(contest, ranking)
+        choice = await _against_live(contest, ranking, live, stage)
+        with context.write_session() as session:
+            save_composition(session, context.cycle_id, as_json(choice), at=context.now())
+        stage.detail = {"candidates": [_detail(candidate) for candidate in ranking], "incumbent": choice.incumbent}
+        stage.detail |= {"answer": choice.gate.answer.value if choice.gate else "", "merged": merged}
+        stage.figure = _figure(choice)
+    return [merged] if merged else []
+
+
+def _members(context: Context, adapters: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Return the versions that take part, and those that are live."""
+    with context.read_session() as session:
+        quarantined = quarantined_adapters(session)
+        live = live_of_model(session, get_cycle(session, context.cycle_id).model)
+    live = [name for name in live if name not in quarantined]
+    new_capabilities = {capability_of(name) for name in adapters}
+    # A merge of merges would count a member twice.
+    other_versions = [name for name in live if capability_of(name) not in {*new_capabilities, MERGED}]
+    return [*adapters, *other_versions], live
+
+
+async def _merges(context: Context, members: Sequence[str]) -> dict[str, Path]:
+    merges = await asyncio.to_thread(merge_members, context, members)
+    for name, folder in merges.items():
+        await context.serve(name, folder)
+    return merges
+
+
+def validation_jobs(context: Context) -> list[EpisodeJob]:
+    """Return the episodes on which compositions are compared: the last seeds of the train split."""
+    split = context.target.splits["train"]
+    return split_jobs(context.target, "train", split[-context.settings.composition.seeds :])
+
+
+def _expected_episodes(contest: Field) -> int:
+    count, seeds, total = len(contest.candidates()), len(validation_jobs(contest.context)), 0
+    for share in ROUNDS:
+        total += count * round(share * seeds)
+        count = max(AT_LEAST, count // 2)
+    return total
+
+
+async def _race(contest: Field, stage: RunningStage) -> list[Candidate]:
+    """Return the candidates, best first; those that left a round are behind all that stayed."""
+    jobs = validation_jobs(contest.context)
+    remaining = [Candidate(composition, 0, 0) for composition in contest.candidates()]
+    behind: list[Candidate] = []
+    first = 0.0
+    for number, share in enumerate(ROUNDS):
+        part = jobs[round(first * len(jobs)) : round((first + share) * len(jobs))]
+        first += share
+        candidates = [await _play(contest, candidate, part, stage) for candidate in remaining]
+        # A stable sort: of equal ones the cheaper to serve is first.
+        candidates.sort(key=lambda candidate: -candidate.success)
+        count = len(candidates) if number == len(ROUNDS) - 1 else max(AT_LEAST, len(candidates) // 2)
+        remaining, behind = candidates[:count], [*candidates[count:], *behind]
+    return [*remaining, *behind]
+
+
+async def _play(contest: Field, candidate: Candidate, jobs: Sequence[EpisodeJob], stage: RunningStage) -> Candidate:
+    composition = candidate.composition
+    context = contest.context
+    # The base model's own episodes on the train split are the collected ones.
+    name = f"validation {composition.name} {_digest(composition)}"
+
+    async with context.target_source() as source:
+        trajectories = await episodes(
+            context,
+            source,
+            jobs,
+            await contest.policy(composition),
+            model=name,
+            temperature=context.settings.engine.temperature,
+            tokens=False,
+            tick=lambda _: stage.advance(figure=composition.name),
+        )
+    outcomes = [trajectory.outcome for trajectory in trajectories if trajectory.outcome.is_judged]
+    successes = sum(outcome is Outcome.SUCCESS for outcome in outcomes)
+    return Candidate(composition, candidate.tasks + len(outcomes), candidate.successes + successes)
+
+
+def composition_of(context: Context, live: Sequence[str]) -> Composition | None:
+    """Return the composition that serves with these versions live; None: a router over all of them."""
+    with context.read_session() as session:
+        return serving_composition(read_choices(compositions(session).values()), live)
+
+
+def _digest(composition: Composition) -> str:
+    return hashlib.sha256(repr(composition).encode()).hexdigest()[:12]
+
+
+async def _with_published_merge(contest: Field, ranking: list[Candidate]) -> tuple[list[Candidate], str]:
+    """Return the ranking without merges, but the best one if it is first and passes its gate as a version."""
+    first = ranking[0].composition.model
+    unmerged = [candidate for candidate in ranking if candidate.composition.model not in contest.merges]
+    if first not in contest.merges:
+        return unmerged, ""
+    version = await publish_merge(contest.context, contest.members, first, contest.merges[first])
+    try:
+        await gate(contest.context, version)
+    except CapabilityError as error:
+        contest.context.progress.note(error.message)
+        return unmerged, ""
+    best = Candidate(Composition((version,)), ranking[0].tasks, ranking[0].successes)
+    return [best, *unmerged], version
+
+
+async def _against_live(
+    contest: Field, ranking: Sequence[Candidate], live: Sequence[str], stage: RunningStage
+) -> Choice:
+    """Return the choice, with the best candidate against what is live on the gate split."""
+    context = contest.context
+    incumbent = composition_of(context, live)
+    routers_by_name = contest.routers
+    if incumbent is None and live:
+        routers_by_name = {**contest.routers, **await routers(context, live)}
+        incumbent = Composition(tuple(live), next(iter(routers_by_name), BY_LABELS))
+    incumbent = incumbent or Composition()
+    best = ranking[0].composition
+    comparison: PairedDifference | None = None
+    considered = tuple(dict.fromkeys([*contest.members, *best.models]))
+    if best != incumbent:
+        jobs = round_jobs(context.target, 1, context.settings.gate)
+        sides = [
+            await _on_gate_split(context, composition, routers_by_name, jobs, stage)
+            for composition in (incumbent, best)
+        ]
+        policy = replace(policy_of(context), max_rounds=1)
+        comparison = compare_pairs("target", pair(*sides), policy)
+    return Choice(considered, tuple(ranking), incumbent.name, comparison)
+
+
+async def _on_gate_split(
+    context: Context,
+    composition: Composition,
+    routers_by_name: Mapping[str, FallbackRouter],
+    jobs: Sequence[EpisodeJob],
+    stage: RunningStage,
+) -> list[Trajectory]:
+    """Return the episodes of a composition on the gate split; those of a model that was gated are stored already."""
+    temperature = context.settings.gate.temperature
+    temperature = context.settings.engine.temperature if temperature is None else temperature
+    async with context.target_source() as source:
+        return await episodes(
+            context,
+            source,
+            jobs,
+            await composition_policy(context, composition, routers_by_name),
+            model=composition.model or f"composition {_digest(composition)}",
+            temperature=temperature,
+            tokens=False,
+            tick=lambda _: stage.advance(0, f"{composition.name} on gate seeds"),
+        )
+
+
+def _detail(candidate: Candidate) -> dict[str, Any]:
+    return {"name": candidate.composition.name, "tasks": candidate.tasks, "success": candidate.success}
+
+
+def _figure(choice: Choice) -> str:
+    best = choice.candidates[0]
+    text = f"{best.composition.name} {percent(best.success)} on {best.tasks} train seeds"
+    if choice.gate is None:
+        return f"{text}; it is live already"
+    gain = f"{points(choice.gate.difference)} [{points(choice.gate.low)}, {points(choice.gate.high)}]"
+    return f"{text}; against {choice.incumbent} {gain} on gate seeds: {choice.gate.answer.value}"
