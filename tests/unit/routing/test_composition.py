@@ -1,0 +1,82 @@
+"""Which composition serves, by what is stored and what is live."""
+
+from dataclasses import replace
+
+import pytest
+
+from store.types import GateAnswer, PairedDifference
+from traced.routing.composition import (
+    Candidate,
+    Choice,
+    Composition,
+    CompositionError,
+    as_json,
+    read_choice,
+    serving_composition,
+)
+
+A, B, MERGED = "alpha@v1", "beta@v1", "merged@v1"
+ROUTER = Composition((A, B), "hidden-state", by_turn=True)
+GATE = PairedDifference("target", 200, 0.3, 0.6, 0.3, 0.2, 0.4, 0.9, 0.0, GateAnswer.PASS)
+
+
+def choice(*compositions: Composition, answer: GateAnswer = GateAnswer.PASS) -> Choice:
+    candidates = tuple(Candidate(composition, 100, 50) for composition in compositions)
+    return Choice((A, B, MERGED), candidates, "base", replace(GATE, answer=answer))
+
+
+MERGED_FIRST = choice(Composition((MERGED,)), ROUTER, Composition((A,)), Composition())
+
+
+@pytest.mark.parametrize(
+    ("live", "expected"),
+    [
+        ([A, B, MERGED], Composition((MERGED,))),
+        ([A, B], ROUTER),  # the merged one was rejected or rolled back
+        ([A], Composition((A,))),
+        ([B], None),  # no candidate has it alone
+        ([], None),
+        ([A, B, "gamma@v1"], None),  # it was not considered
+        ([A, "beta@v2"], None),
+    ],
+)
+def test_the_best_candidate_whose_versions_are_live_serves(live: list[str], expected: Composition | None) -> None:
+    assert MERGED_FIRST.serving(live) == expected
+    assert serving_composition([MERGED_FIRST], live) == expected
+
+
+@pytest.mark.parametrize("answer", [GateAnswer.FAIL, GateAnswer.INCONCLUSIVE])
+def test_a_choice_that_did_not_pass_serves_nothing(answer: GateAnswer) -> None:
+    assert choice(ROUTER, answer=answer).serving([A, B]) is None
+    assert replace(choice(ROUTER), gate=None).serving([A, B]) is None
+
+
+def test_an_earlier_choice_serves_while_the_newest_does_not() -> None:
+    failed = choice(Composition((A,)), answer=GateAnswer.INCONCLUSIVE)
+    assert serving_composition([failed, MERGED_FIRST], [A, B]) == ROUTER
+    assert serving_composition([choice(Composition((A,))), MERGED_FIRST], [A, B]) == Composition((A,))
+
+
+def test_the_base_model_alone_is_no_composition_that_serves() -> None:
+    assert choice(Composition(), Composition((A,))).serving([A]) == Composition((A,))
+    assert choice(Composition()).serving([A]) is None
+
+
+def test_a_choice_is_read_as_it_was_written() -> None:
+    for stored in (MERGED_FIRST, replace(MERGED_FIRST, gate=None)):
+        assert read_choice(as_json(stored)) == stored
+
+
+@pytest.mark.parametrize(
+    "document", ["", "{}", '{"considered": [], "candidates": [{}], "incumbent": "", "gate": null}']
+)
+def test_a_damaged_choice_is_an_error_that_says_so(document: str) -> None:
+    with pytest.raises(CompositionError, match="a stored composition cannot be read"):
+        read_choice(document)
+
+
+def test_names_and_models() -> None:
+    assert (Composition().model, Composition().name) == ("base", "base")
+    assert (Composition((A,)).model, Composition((A,)).name) == (A, A)
+    assert (ROUTER.model, ROUTER.name) == ("", "router by hidden-state, per turn")
+    assert Candidate(ROUTER, 0, 0).success == 0.0
