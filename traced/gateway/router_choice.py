@@ -109,6 +109,8 @@ class RouterChoice:
         """Choose the model by these messages of a conversation; never raises a ``ServingError``."""
         composition = live.composition
         if composition is not None and not composition.router:
+            if not self.pool.serves(composition.model):
+                return RoutingDecision(BASE, {}, 0.0, f"no engine has loaded {composition.model}", failed=True)
             return RoutingDecision(composition.model, {}, 0.0, router=ONE_MODEL)
         replica = self.pool.pick(BASE, conversation_id)
         if replica is None:

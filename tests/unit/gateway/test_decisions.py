@@ -20,6 +20,7 @@ from traced.gateway.decisions import ConversationRouter
 from traced.gateway.live_versions import LiveVersions
 from traced.gateway.metrics import Metrics
 from traced.ingest.conversations import history_of
+from traced.routing.composition import Composition
 from traced.routing.routers import Route, RoutingDecision
 
 DATES, TOOLS = "dates@v1", "tools@v1"
@@ -91,7 +92,7 @@ def store(tmp_path: Path) -> Iterator[Engine]:
     engine.dispose()
 
 
-async def routed(store: Engine, *, by_turn: bool) -> Routed:
+async def routed(store: Engine, *, by_turn: bool, live: LiveVersions = LIVE) -> Routed:
     ticks = iter(range(10_000))
 
     def now() -> datetime:
@@ -101,7 +102,7 @@ async def routed(store: Engine, *, by_turn: bool) -> Routed:
     conversations, choice = Conversations(store, writer, now, 3600), Choice()
     # The pool and the choice are scripted.
     build: Any = ConversationRouter
-    router = build(conversations, writer, Pool(), lambda: LIVE, now, choice, Metrics(), by_turn=by_turn, margin=1.0)
+    router = build(conversations, writer, Pool(), lambda: live, now, choice, Metrics(), by_turn=by_turn, margin=1.0)
     conversation = await conversations.find(RequestNames("c"), history_of(FIRST, ""), "")
     return Routed(router, choice, conversation, writer, store)
 
@@ -111,6 +112,15 @@ async def test_a_conversation_keeps_its_adapter(store: Engine) -> None:
     assert await place.model(FIRST, dates=-0.1, tools=-3.0) == DATES
     assert await place.model(TURN, dates=-9.0, tools=-0.1) == DATES
     assert place.choice.requests == [FIRST]
+
+
+@pytest.mark.parametrize("setting", [True, False])
+async def test_a_composition_says_whether_turns_are_routed(store: Engine, setting: bool) -> None:
+    for by_turn in (True, False):
+        live = replace(LIVE, composition=Composition((DATES, TOOLS), "labels", by_turn=by_turn))
+        place = await routed(store, by_turn=setting, live=live)
+        assert await place.model(FIRST, dates=-0.1, tools=-3.0) == DATES
+        assert await place.model(TURN, dates=-9.0, tools=-0.1) == (TOOLS if by_turn else DATES)
 
 
 async def test_routers_that_decide_on_a_named_conversation_at_once_agree(store: Engine) -> None:

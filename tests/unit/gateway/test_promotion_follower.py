@@ -12,15 +12,18 @@ from store.database import open_store, sqlite_url, write_session
 from store.records import Promotion, PromotionState
 from store.repositories import adapters, capabilities, cycles, promotions
 from store.repositories import adapters as training
-from store.repositories.routers import save_fitted_router
+from store.repositories.routers import save_composition, save_fitted_router
+from store.types import GateAnswer, PairedDifference
 from tests.unit.routing.test_hidden_state_router import CLASSIFIER
 from tests.unit.store import chain
 from traced.gateway.engines import Pool
 from traced.gateway.live_versions import PromotionFollower
+from traced.routing.composition import Candidate, Choice, Composition
+from traced.routing.composition import as_json as as_json_text
 from traced.routing.hidden_state import as_json
 from traced.routing.router_files import classifier_file
 
-DATES, TOOLS = "date-reasoning@v1", "tool-choice@v1"
+DATES, TOOLS, MERGED = "date-reasoning@v1", "tool-choice@v1", "merged@v1"
 FITTED_ROUTER = replace(CLASSIFIER, classes=["base", DATES, TOOLS], examples={"base": 30, DATES: 30, TOOLS: 30})
 
 
@@ -209,3 +212,64 @@ async def test_a_trial_pauses_while_one_of_its_sides_is_in_quarantine(
     assert follower.live.routes == {}
     expected_model = challenger if control is not None else "base"
     assert follower.live.current_model(challenger, lambda name: True) == expected_model
+
+
+def save_choice(store: Engine, *compositions: Composition) -> None:
+    gate = PairedDifference("target", 200, 0.3, 0.6, 0.3, 0.2, 0.4, 0.9, 0.0, GateAnswer.PASS)
+    candidates = tuple(Candidate(composition, 100, 50) for composition in compositions)
+    with write_session(store) as session:
+        choice = Choice((DATES, TOOLS, MERGED), candidates, "base", gate)
+        save_composition(session, "c2", as_json_text(choice), at=chain.later(65))
+
+
+def save_merged(store: Engine) -> None:
+    with write_session(store) as session:
+        capabilities.save_capabilities(session, "c2", [replace(chain.CAPABILITY, name="merged")])
+        merged = replace(chain.adapter(), name=MERGED, capability="merged", cycle_id="c2", created_at=chain.later(61))
+        adapters.save_adapter(session, merged)
+
+
+async def test_a_composition_serves_while_its_versions_are_live(store: Engine, tmp_path: Path) -> None:
+    save_merged(store)
+    save_choice(store, Composition((MERGED,)), Composition((TOOLS,)), Composition((DATES, TOOLS), "labels"))
+    for name in (DATES, TOOLS, MERGED):
+        promote(store, name)
+    follower = PromotionFollower(store, Pool([], 8), tmp_path, lambda: chain.later(80), 3600.0)
+    await follower.refresh()
+    assert (follower.live.composition, set(follower.live.routes)) == (Composition((MERGED,)), {MERGED})
+    # The members stay loaded: their conversations go on.
+    assert set(follower.live.paths) == {DATES, TOOLS, MERGED}
+    with write_session(store) as session:
+        promotions.roll_back(session, MERGED, actor="Ada", at=chain.later(81), reason="worse")
+    await follower.refresh()
+    assert follower.live.composition == Composition((TOOLS,))
+    assert follower.live.current_model(MERGED, lambda name: False) == "base"
+
+
+async def test_a_merged_version_is_tried_on_all_conversations(store: Engine, tmp_path: Path) -> None:
+    save_merged(store)
+    promote(store, DATES)
+    with write_session(store) as session:
+        promotions.save_approval(session, chain.approval(MERGED))
+        canary = Promotion(MERGED, PromotionState.CANARY, "Ada", chain.later(72), share=0.5)
+        promotions.put_on_trial(session, canary)
+    follower = PromotionFollower(store, Pool([], 8), tmp_path, lambda: chain.later(80), 3600.0)
+    await follower.refresh()
+    assert set(follower.live.routes) == {DATES}
+    for routed_model in (DATES, "base"):
+        results = [follower.live.assign(routed_model, str(number), lambda name: True) for number in range(200)]
+        assert {model for model, _ in results} == {MERGED, routed_model}
+        assert all(seq is not None for _, seq in results)
+    assert follower.live.assign(DATES, "1", lambda name: name != MERGED) == (DATES, None)
+
+
+async def test_a_damaged_composition_leaves_the_choice_to_a_router(
+    store: Engine, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with write_session(store) as session:
+        save_composition(session, "c2", "{}", at=chain.later(65))
+    promote(store, DATES)
+    follower = PromotionFollower(store, Pool([], 8), tmp_path, lambda: chain.later(80), 3600.0)
+    await follower.refresh()
+    assert (follower.live.composition, set(follower.live.routes)) == (None, {DATES})
+    assert "a router chooses among all live versions" in caplog.text

@@ -11,6 +11,7 @@ from traced.gateway.engines import Pool, Replica
 from traced.gateway.live_versions import LiveVersions
 from traced.gateway.router_choice import EmbeddingsServer, RouterChoice
 from traced.inference.errors import EngineError
+from traced.routing.composition import Composition
 from traced.routing.preflight import EnginePreflight
 from traced.routing.routers import Route
 
@@ -98,6 +99,25 @@ async def test_the_setting_of_label_tokens_asks_for_no_embeddings() -> None:
     routers = choice(WITH_EMBEDDINGS)
     routers.use_label_tokens = True
     assert await decided_by(routers) == ("labels", {})
+
+
+async def test_a_composition_of_one_model_asks_no_router() -> None:
+    routers = choice(None)
+    live = replace(routers.live(), composition=Composition((DATES,)))
+    routers.live = lambda: live
+    assert await decided_by(routers) == ("one model", {})
+    assert routers.status() == {"http://h": {"router": "one model"}}
+    routers.pool.replicas[0].loaded = set()
+    decision = await routers.choose("c-1", USER, live)
+    assert (decision.model, decision.failed, decision.reason) == ("base", True, f"no engine has loaded {DATES}")
+
+
+@pytest.mark.parametrize(("router", "setting"), [("labels", False), ("hidden-state", True)])
+async def test_the_router_of_a_composition_comes_before_the_setting(router: str, setting: bool) -> None:
+    routers = choice(WITH_EMBEDDINGS)
+    routers.use_label_tokens = setting
+    live = replace(routers.live(), composition=Composition((DATES,), router))
+    assert await decided_by(routers, live) == (router, {})
 
 
 @pytest.mark.parametrize(
