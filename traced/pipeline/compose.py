@@ -2,9 +2,9 @@
 
 Candidates play seeds of the target's train split, greedily as in evaluations: the base model, each adapter for
 everything, a router per conversation and per turn of the user, and merged adapters. They are compared by successive
-halving (Karnin, Koren and Somekh 2013): in each round all that are left play further seeds, and the better half stays.
-The best merge is published as a version of the capability ``merged`` and passes a gate of its own, or leaves. The best
-candidate then meets what is live on gate seeds (``traced.routing.composition`` says when it serves).
+halving (``traced.routing.composition.rank``). The best merge is published as a version of the capability ``merged`` and
+passes a gate of its own, or leaves. The best candidate then meets what is live on gate seeds
+(``traced.routing.composition`` says when it serves).
 
 The seeds are the last ones of the train split. A list of tasks that is short shares them with the collection, from
 which no candidate was trained. Gate and test seeds decide nothing here.
@@ -40,6 +40,8 @@ from traced.routing.composition import (
     Choice,
     Composition,
     as_json,
+    expected_episodes,
+    rank,
     read_choices,
     serving_composition,
 )
@@ -47,8 +49,6 @@ from traced.routing.router_files import capability_of
 from traced.routing.routers import BY_LABELS, FallbackRouter, RoutedPolicy
 
 COMPOSE = "compose"
-ROUNDS = (0.25, 0.25, 0.5)  # shares of the seeds
-AT_LEAST = 3  # candidates that stay after a round
 
 
 @dataclass
@@ -74,10 +74,6 @@ class Field:
         per_conversation = [Composition(tuple(self.members), name) for name in names if "router" in kinds]
         per_turn = [Composition(tuple(self.members), name, by_turn=True) for name in names if "turn" in kinds]
         return [Composition(), *singles, *merges, *per_conversation, *per_turn]
-
-    async def policy(self, composition: Composition) -> Policy:
-        """Return the policy of a composition; its versions are served."""
-        return await composition_policy(self.context, composition, self.routers)
 
 
 async def composition_policy(
@@ -112,8 +108,9 @@ async def compose(context: Context, adapters: Sequence[str]) -> list[str]:
         contest.routers = await routers(context, members)
     if "merged" in context.settings.composition.candidates and len(members) > 1:
         contest.merges = await _merges(context, members)
-    with context.stage(COMPOSE, "Compare compositions", total=_expected_episodes(contest)) as stage:
-        ranking = await _race(contest, stage)
+    total = expected_episodes(len(contest.candidates()), len(validation_jobs(context)))
+    with context.stage(COMPOSE, "Compare compositions", total=total) as stage:
+        ranking = await _ranking(contest, stage)
         ranking, merged = await _with_published_merge(contest, ranking)
         choice = await _against_live(contest, ranking, live, stage)
         with context.write_session() as session:
@@ -149,51 +146,27 @@ def validation_jobs(context: Context) -> list[EpisodeJob]:
     return split_jobs(context.target, "train", split[-context.settings.composition.seeds :])
 
 
-def _expected_episodes(contest: Field) -> int:
-    count, seeds, total = len(contest.candidates()), len(validation_jobs(contest.context)), 0
-    for share in ROUNDS:
-        total += count * round(share * seeds)
-        count = max(AT_LEAST, count // 2)
-    return total
-
-
-async def _race(contest: Field, stage: RunningStage) -> list[Candidate]:
-    """Return the candidates, best first; those that left a round are behind all that stayed."""
-    jobs = validation_jobs(contest.context)
-    remaining = [Candidate(composition, 0, 0) for composition in contest.candidates()]
-    behind: list[Candidate] = []
-    first = 0.0
-    for number, share in enumerate(ROUNDS):
-        part = jobs[round(first * len(jobs)) : round((first + share) * len(jobs))]
-        first += share
-        candidates = [await _play(contest, candidate, part, stage) for candidate in remaining]
-        # A stable sort: of equal ones the cheaper to serve is first.
-        candidates.sort(key=lambda candidate: -candidate.success)
-        count = len(candidates) if number == len(ROUNDS) - 1 else max(AT_LEAST, len(candidates) // 2)
-        remaining, behind = candidates[:count], [*candidates[count:], *behind]
-    return [*remaining, *behind]
-
-
-async def _play(contest: Field, candidate: Candidate, jobs: Sequence[EpisodeJob], stage: RunningStage) -> Candidate:
-    composition = candidate.composition
+async def _ranking(contest: Field, stage: RunningStage) -> list[Candidate]:
     context = contest.context
-    # The base model's own episodes on the train split are the collected ones.
-    name = f"validation {composition.name} {_digest(composition)}"
 
-    async with context.target_source() as source:
-        trajectories = await episodes(
-            context,
-            source,
-            jobs,
-            await contest.policy(composition),
-            model=name,
-            temperature=context.settings.engine.temperature,
-            tokens=False,
-            tick=lambda _: stage.advance(figure=composition.name),
-        )
-    outcomes = [trajectory.outcome for trajectory in trajectories if trajectory.outcome.is_judged]
-    successes = sum(outcome is Outcome.SUCCESS for outcome in outcomes)
-    return Candidate(composition, candidate.tasks + len(outcomes), candidate.successes + successes)
+    async def play(composition: Composition, jobs: Sequence[EpisodeJob]) -> tuple[int, int]:
+        # The base model's own episodes on the train split are the collected ones.
+        name = f"validation {composition.name} {_digest(composition)}"
+        async with context.target_source() as source:
+            trajectories = await episodes(
+                context,
+                source,
+                jobs,
+                await composition_policy(context, composition, contest.routers),
+                model=name,
+                temperature=context.settings.engine.temperature,
+                tokens=False,
+                tick=lambda _: stage.advance(figure=composition.name),
+            )
+        outcomes = [trajectory.outcome for trajectory in trajectories if trajectory.outcome.is_judged]
+        return len(outcomes), sum(outcome is Outcome.SUCCESS for outcome in outcomes)
+
+    return await rank(contest.candidates(), validation_jobs(context), play)
 
 
 def composition_of(context: Context, live: Sequence[str]) -> Composition | None:

@@ -7,15 +7,19 @@ first candidate whose versions are all live. Otherwise a router chooses among al
 """
 
 import json
-from collections.abc import Collection, Iterable, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
+from itertools import accumulate
+from typing import Any, TypeVar
 
 from store.types import GateAnswer, PairedDifference
 from traced.core.errors import TracedError
 from traced.inference.client import BASE
 
 MERGED = "merged"  # the capability of merged adapters
+ROUNDS = (0.25, 0.25, 0.5)  # shares of the tasks
+AT_LEAST = 3  # candidates that stay after a round
+T = TypeVar("T")
 
 
 class CompositionError(TracedError):
@@ -93,6 +97,46 @@ def serving_composition(choices: Iterable[Choice], live: Collection[str]) -> Com
     """Return what serves by the newest choice that decides it (``choices`` are newest first), or None."""
     compositions = (choice.serving(live) for choice in choices)
     return next((composition for composition in compositions if composition is not None), None)
+
+
+async def rank(
+    compositions: Sequence[Composition],
+    tasks: Sequence[T],
+    play: Callable[[Composition, Sequence[T]], Awaitable[tuple[int, int]]],
+) -> list[Candidate]:
+    """Return the compositions as candidates, best first, by successive halving (Karnin, Koren and Somekh 2013).
+
+    In each round all that are left play further tasks, and the better half stays. Of equal ones the earlier is better.
+
+    Args:
+        play: ``play(composition, tasks)`` returns how many tasks were judged, and how many of them succeeded.
+    """
+    remaining = [Candidate(composition, 0, 0) for composition in compositions]
+    behind: list[Candidate] = []
+    start = 0
+    for number, end in enumerate(accumulate(ROUNDS)):
+        stop = round(end * len(tasks))
+        candidates = []
+        for candidate in remaining:
+            count, successes = await play(candidate.composition, tasks[start:stop])
+            candidates.append(
+                replace(candidate, tasks=candidate.tasks + count, successes=candidate.successes + successes)
+            )
+        candidates.sort(key=lambda candidate: -candidate.success)
+        is_last = number == len(ROUNDS) - 1
+        size = len(candidates) if is_last else max(AT_LEAST, len(candidates) // 2)
+        remaining, behind = candidates[:size], [*candidates[size:], *behind]
+        start = stop
+    return [*remaining, *behind]
+
+
+def expected_episodes(compositions: int, tasks: int) -> int:
+    """Return how many episodes ``rank`` plays."""
+    total = 0
+    for share in ROUNDS:
+        total += compositions * round(share * tasks)
+        compositions = max(min(AT_LEAST, compositions), compositions // 2)
+    return total
 
 
 def as_json(choice: Choice) -> str:

@@ -1,5 +1,6 @@
 """Which composition serves, by what is stored and what is live."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -11,6 +12,8 @@ from traced.routing.composition import (
     Composition,
     CompositionError,
     as_json,
+    expected_episodes,
+    rank,
     read_choice,
     serving_composition,
 )
@@ -63,8 +66,8 @@ def test_the_base_model_alone_is_no_composition_that_serves() -> None:
 
 
 def test_a_choice_is_read_as_it_was_written() -> None:
-    for stored in (MERGED_FIRST, replace(MERGED_FIRST, gate=None)):
-        assert read_choice(as_json(stored)) == stored
+    for value in (MERGED_FIRST, replace(MERGED_FIRST, gate=None)):
+        assert read_choice(as_json(value)) == value
 
 
 @pytest.mark.parametrize(
@@ -80,3 +83,29 @@ def test_names_and_models() -> None:
     assert (Composition((A,)).model, Composition((A,)).name) == (A, A)
     assert (ROUTER.model, ROUTER.name) == ("", "router by hidden-state, per turn")
     assert Candidate(ROUTER, 0, 0).success == 0.0
+
+
+async def test_the_better_half_plays_on_and_all_are_ranked() -> None:
+    rates = {f"m{number}@v1": number / 10 for number in range(8)}
+    calls: list[tuple[str, int]] = []
+
+    async def play(composition: Composition, tasks: Sequence[int]) -> tuple[int, int]:
+        calls.append((composition.model, len(tasks)))
+        return len(tasks), sum(task % 10 < 10 * rates[composition.model] for task in tasks)
+
+    compositions = [Composition((name,)) for name in rates]
+    ranking = await rank(compositions, range(80), play)
+    assert [candidate.composition.model for candidate in ranking] == sorted(rates, reverse=True)
+    assert [candidate.tasks for candidate in ranking] == [80, 80, 80, 40, 20, 20, 20, 20]
+    assert ranking[0].success == pytest.approx(0.7)
+    assert sum(count for _, count in calls) == expected_episodes(8, 80)
+
+
+async def test_equal_candidates_keep_their_order_and_lost_episodes_do_not_count() -> None:
+    async def play(composition: Composition, tasks: Sequence[int]) -> tuple[int, int]:
+        count = 0 if composition == ROUTER else len(tasks) // 2
+        return count, count
+
+    ranking = await rank([Composition(), Composition((A,)), ROUTER], range(8), play)
+    assert [candidate.composition for candidate in ranking] == [Composition(), Composition((A,)), ROUTER]
+    assert [candidate.tasks for candidate in ranking] == [4, 4, 0]
