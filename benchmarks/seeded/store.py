@@ -215,7 +215,7 @@ def _cycle(session: Session, rng: random.Random, name: str, started_at: datetime
     last = number == 2
     state = CycleState.WAITING if last else CycleState.FINISHED
     rate = 0.40 + 0.07 * number
-    summary = {} if last else {"base": rate, "routed": rate + 0.09, "test_seeds": 100}
+    summary = {} if last else {"base": rate, "composed": rate + 0.09, "test_seeds": 100}
     config = {"target": "desk", "training": {"iterations": ITERATIONS}}
     ended_at = None if last else started_at + DAY / 2
     cycles.save_cycle(session, Cycle(name, "desk", "bundled", number, config, state, started_at, ended_at, summary))

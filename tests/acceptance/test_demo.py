@@ -24,7 +24,7 @@ SMALL = {
     "test.seeds": 20,
     "engine.start_timeout_s": 300,
 }
-KEYS = ["verdict", "self_check", "floor", "base", "routed", "gain", "ci", "test_seeds", "adapters", "capabilities"]
+KEYS = ["verdict", "self_check", "floor", "base", "composed", "gain", "ci", "test_seeds", "adapters", "capabilities"]
 KEYS += ["rollouts", "seconds", "peak_rss_bytes"]
 LINES = 400  # more than any run here writes to stderr
 

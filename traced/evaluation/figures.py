@@ -6,15 +6,15 @@ Rates are in 0-1 and come from ``traced.evaluation.intervals``. This module neit
 from dataclasses import asdict, dataclass, field
 
 from store.records import Finding
-from store.types import GateResult, Outcome
+from store.types import GateResult, Outcome, PairedDifference
 from traced.evaluation.intervals import Change, Interval, Rate, RoutingQuality
 
 FLOOR = "do-nothing"
 BASE = "base"
 EPISODES, PRODUCTION = "episodes", "production"  # origins of the analysed trajectories
-ROUTED = "routed"
+ROUTED = "routed"  # the policy's name in the store: the adapters as they answer together, by a router or not
 ON_TARGET = "grpo-on-target"
-TITLES = {FLOOR: "do nothing", BASE: "base model", ROUTED: "routed", ON_TARGET: "GRPO on the target itself"}
+TITLES = {FLOOR: "do nothing", BASE: "base model", ROUTED: "composed", ON_TARGET: "GRPO on the target itself"}
 PROMPT = "optimize-prompt"  # the stage at which a capability ends if a prompt is enough
 
 
@@ -28,6 +28,46 @@ class AdapterFigures:
     decision: str  # "approved", "rejected" or "waiting"
     is_promoted: bool
     test_rate: Rate | None
+
+
+@dataclass(frozen=True)
+class CandidateFigures:
+    """One way in which the adapters could answer together.
+
+    Attributes:
+        success: Its success rate on ``tasks`` validation tasks.
+        adapters: The adapters that an engine has to hold for it.
+        decisions: When a router decides: "none", "conversation" or "turn".
+    """
+
+    name: str
+    tasks: int
+    success: float
+    adapters: int
+    decisions: str
+
+
+@dataclass(frozen=True)
+class CompositionFigures:
+    """The candidates of a cycle, best first, and the first one against what was live (``incumbent``) on gate seeds.
+
+    ``serving`` is the name of what was tested in the end: by a decision or a gate the best one may not serve.
+    """
+
+    candidates: list[CandidateFigures]
+    incumbent: str
+    gate: PairedDifference | None
+    serving: str
+
+
+@dataclass(frozen=True)
+class SingleFigures:
+    """The whole minus its best single adapter, on the same test tasks; the best one is that of the test itself."""
+
+    name: str
+    gain: Interval
+    gains: int  # pairs that only the whole solved
+    losses: int  # pairs that only the adapter solved
 
 
 @dataclass(frozen=True)
@@ -96,7 +136,9 @@ class CycleFigures:
     curves: dict[str, list[dict[str, float]]] = field(default_factory=dict)  # capability -> iterations, in order
     rates: dict[str, Rate] = field(default_factory=dict)
     self_check: SelfCheck | None = None  # of the target, on the test split; on the train split until then
-    gain: Interval | None = None  # routed minus base
+    gain: Interval | None = None  # composed minus base
+    over_single: SingleFigures | None = None
+    composition: CompositionFigures | None = None
     routers: dict[str, RoutingQuality] = field(default_factory=dict)  # every router that picked; the serving one first
     capabilities: dict[str, Change] = field(default_factory=dict)
     rollouts: int = 0  # training rollouts of all adapters
@@ -129,7 +171,7 @@ def verdict(figures: CycleFigures) -> str:
     if gain is not None:
         end = "" if gain.low > 0 else " The interval contains zero: no gain is shown."
         return (
-            f"Routed minus base: {points(gain.difference)} points "
+            f"Composed minus base: {points(gain.difference)} points "
             f"[95 % interval {points(gain.low)} to {points(gain.high)}] on {gain.tasks} untouched test tasks.{end}"
         )
     if not any(finding.retained for finding in figures.findings):
@@ -141,7 +183,7 @@ def verdict(figures: CycleFigures) -> str:
         endings = [f"{ending.capability} at {ending.stage}: {ending.reason}" for ending in figures.endings]
         reasons = f" ({'; '.join(endings)})" if endings else ""
         return f"No adapter was trained: every retained capability failed at an earlier stage{reasons}."
-    return "No adapter was promoted, so no routing was evaluated."
+    return "No adapter was promoted, so no composition was evaluated."
 
 
 def _nothing_retained(figures: CycleFigures) -> str:
@@ -170,7 +212,8 @@ def missing_contrast(successes: int, failures: int, kind: str) -> str:
 def as_json(figures: CycleFigures) -> dict[str, object]:
     """Return the object that ``traced demo --json`` prints; missing figures are null.
 
-    ``verdict`` is a sentence on the result. ``routing`` is present once tasks were routed, ``analysed`` if production
+    ``verdict`` is a sentence on the result. ``over_best_single`` and ``composition`` are present once compositions were
+    compared, ``routing`` once tasks were routed, ``analysed`` if production
     trajectories were analysed, ``prompts`` if prompt patches were tried, and ``grpo_on_target`` if that policy was
     evaluated.
     """
@@ -180,7 +223,7 @@ def as_json(figures: CycleFigures) -> dict[str, object]:
         "self_check": asdict(figures.self_check) if figures.self_check else None,
         "floor": figures.rate(FLOOR),
         "base": figures.rate(BASE),
-        "routed": figures.rate(ROUTED),
+        "composed": figures.rate(ROUTED),
         "gain": gain.difference if gain else None,
         "ci": [gain.low, gain.high] if gain else None,
         "test_seeds": gain.tasks if gain else 0,
@@ -213,6 +256,18 @@ def as_json(figures: CycleFigures) -> dict[str, object]:
             }
             for prompt in figures.prompts
         ]
+    if figures.over_single:
+        single = figures.over_single
+        payload["over_best_single"] = {
+            "name": single.name,
+            "gain": single.gain.difference,
+            "ci": [single.gain.low, single.gain.high],
+            "gains": single.gains,
+            "losses": single.losses,
+            "pairs": single.gain.pairs,
+        }
+    if figures.composition:
+        payload["composition"] = asdict(figures.composition)
     if figures.routers:
         payload["routing"] = {name: _routing_json(quality) for name, quality in figures.routers.items()}
     if ON_TARGET in figures.rates:

@@ -24,8 +24,11 @@ from traced.evaluation.figures import (
     PROMPT,
     ROUTED,
     TITLES,
+    CandidateFigures,
+    CompositionFigures,
     CycleFigures,
     PromptFigures,
+    SingleFigures,
     percent,
     points,
     title_of,
@@ -60,7 +63,7 @@ def capability_bars(changes: Mapping[str, Change]) -> bytes:
     places = range(len(changes))
     values = list(changes.values())
     axes.barh([p - 0.2 for p in places], [c.base for c in values], height=0.36, color=BASE_COLOR, label="base")
-    axes.barh([p + 0.2 for p in places], [c.routed for c in values], height=0.36, color=ROUTED_COLOR, label="routed")
+    axes.barh([p + 0.2 for p in places], [c.routed for c in values], height=0.36, color=ROUTED_COLOR, label="composed")
     axes.set_yticks(list(places), [f"{name} ({c.tasks})" for name, c in changes.items()])
     axes.invert_yaxis()
     axes.set(xlabel="success on test tasks that need it", xlim=(0, 1))
@@ -106,6 +109,40 @@ def _picks(routing: RoutingQuality) -> str:
     return ", ".join(f"{model} {count}" for model, count in routing.picks.items())
 
 
+def single_sentence(single: SingleFigures) -> str:
+    """Return a sentence on the whole against its best single adapter."""
+    interval = f"[{points(single.gain.low)} to {points(single.gain.high)}]"
+    return f"Composed minus {single.name} alone, the best single adapter: {points(single.gain.difference)} {interval}."
+
+
+def composition_sentence(composition: CompositionFigures) -> str:
+    """Return sentences on which composition won, by how much, and which serves."""
+    best = composition.candidates[0]
+    second = composition.candidates[1:2]
+    lead = f", {points(best.success - second[0].success)} points before {second[0].name}" if second else ""
+    sentences = [
+        f"Of {len(composition.candidates)} compositions {best.name} was best on train seeds: {percent(best.success)} "
+        f"of {best.tasks} tasks{lead}."
+    ]
+    if composition.gate is not None:
+        gate = composition.gate
+        sentences.append(
+            f"On gate seeds it is {points(gate.difference)} [{points(gate.low)} to {points(gate.high)}] against "
+            f"{composition.incumbent}: {gate.answer.value}."
+        )
+    serving = next((row for row in composition.candidates if row.name == composition.serving), None)
+    cost = f" ({serving_cost(serving)})" if serving else ""
+    return " ".join([*sentences, f"Serving: {composition.serving}{cost}."])
+
+
+def serving_cost(candidate: CandidateFigures) -> str:
+    """Return what a composition costs to serve."""
+    adapters = f"{candidate.adapters} adapter{'' if candidate.adapters == 1 else 's'} loaded"
+    if candidate.decisions == "none":
+        return f"{adapters}, no routing"
+    return f"{adapters}, a routing decision per {candidate.decisions}"
+
+
 def prompt_sentence(prompt: PromptFigures) -> str:
     """Return a sentence on what a prompt patch achieves for its capability, with the command that shows the patch."""
     comparisons = prompt.gates["prompt"].comparisons if "prompt" in prompt.gates else []
@@ -137,6 +174,10 @@ def summary_table(figures: CycleFigures) -> Group:
     if lost_episodes:
         lines.append(Text(f"{lost_episodes} episodes that failed by infrastructure are excluded", style="yellow"))
     lines.append(Text(verdict(figures), style="bold"))
+    if figures.over_single:
+        lines.append(Text(single_sentence(figures.over_single)))
+    if figures.composition:
+        lines.append(Text(composition_sentence(figures.composition)))
     if figures.routers:
         lines.append(Text(routing_sentence(figures)))
     return Group(*lines)
@@ -168,6 +209,9 @@ def render(figures: CycleFigures, plots: dict[str, bytes]) -> str:
         figures=figures,
         verdict=verdict(figures),
         routing=routing_sentence(figures),
+        over_single=single_sentence(figures.over_single) if figures.over_single else "",
+        composition=composition_sentence(figures.composition) if figures.composition else "",
+        serving_cost=serving_cost,
         sides=SIDES,
         rows=[(title_of(name), rate) for name, rate in _in_order(figures)],
         plots={name: base64.b64encode(picture).decode() for name, picture in plots.items()},

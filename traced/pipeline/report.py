@@ -16,6 +16,7 @@ from store.repositories.cycles import get_cycle, list_stage_events, lock_cycle, 
 from store.repositories.events import save_event
 from store.repositories.llm_replies import list_patches
 from store.repositories.promotions import latest_gate, list_promotions
+from store.repositories.routers import compositions
 from store.repositories.serving import list_routing
 from store.repositories.trajectories import TrajectoryFilter, count_outcomes, list_trajectories
 from store.types import Trajectory
@@ -26,10 +27,13 @@ from traced.evaluation.figures import (
     PRODUCTION,
     ROUTED,
     AdapterFigures,
+    CandidateFigures,
+    CompositionFigures,
     CycleFigures,
     Ending,
     PromptFigures,
     SelfCheck,
+    SingleFigures,
     as_json,
     verdict,
 )
@@ -47,15 +51,18 @@ from traced.evaluation.intervals import (
 from traced.evaluation.report import write_report
 from traced.pipeline.analyze import stored_findings
 from traced.pipeline.collect import collected_filter
+from traced.pipeline.compose import composition_of
 from traced.pipeline.context import Context
 from traced.pipeline.evaluate import ROUTE, stage_of
-from traced.pipeline.promote import decision_of
+from traced.pipeline.promote import decision_of, routable_adapters
 from traced.pipeline.self_check import SELF_CHECK
 from traced.prompt_optimization.patches import SHORT_ID_DIGITS, gates, newest_patches, remedy_text, sufficient_patches
 from traced.registry.decisions import PromptDecision, prompt_decisions
+from traced.routing.composition import Composition, read_choice
 
 SESSION = "session"  # the event that a process records when it stops working on a cycle
 
+NO_CHOICE = "a router over all live adapters"
 Arms = Mapping[str, Sequence[Trajectory]]
 
 
@@ -117,6 +124,8 @@ def gather(context: Context) -> CycleFigures:
         rates={name: rate(name, trajectories) for name, trajectories in arms.items()},
         self_check=_self_check(events),
         gain=_gain(arms),
+        over_single=_over_single(arms),
+        composition=_composition(context, adapters),
         routers=_routers(context, arms, events),
         capabilities=_changes(context, arms),
         rollouts=sum(run.rollouts for run in runs),
@@ -170,6 +179,44 @@ def _prompt(patch: PromptPatch, decision: PromptDecision | None) -> PromptFigure
 
 def _gain(arms: Arms) -> Interval | None:
     return compare(pair(arms[BASE], arms[ROUTED])) if ROUTED in arms and BASE in arms else None
+
+
+def _over_single(arms: Arms) -> SingleFigures | None:
+    singles = {name: rate(name, trajectories).rate for name, trajectories in arms.items() if "@v" in name}
+    if ROUTED not in arms or not singles:
+        return None
+    name = max(singles, key=singles.__getitem__)
+    pairs = pair(arms[name], arms[ROUTED])
+    gains, losses = sum(p.adapter and not p.base for p in pairs), sum(p.base and not p.adapter for p in pairs)
+    return SingleFigures(name, compare(pairs), gains, losses)
+
+
+def _composition(context: Context, adapters: Sequence[AdapterFigures]) -> CompositionFigures | None:
+    with context.read_session() as session:
+        document = compositions(session).get(context.cycle_id)
+    if document is None:
+        return None
+    choice = read_choice(document)
+    promoted_names = [adapter.name for adapter in adapters if adapter.is_promoted]
+    serving = composition_of(context, routable_adapters(context, promoted_names))
+    candidates = [
+        CandidateFigures(
+            candidate.composition.name,
+            candidate.tasks,
+            candidate.success,
+            len(candidate.composition.models),
+            _decisions(candidate.composition),
+        )
+        for candidate in choice.candidates
+    ]
+    name = serving.name if serving else NO_CHOICE
+    return CompositionFigures(candidates, choice.incumbent, choice.gate, name)
+
+
+def _decisions(composition: Composition) -> str:
+    if not composition.router:
+        return "none"
+    return "turn" if composition.by_turn else "conversation"
 
 
 def _changes(context: Context, arms: Arms) -> dict[str, Change]:

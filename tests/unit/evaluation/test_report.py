@@ -20,15 +20,18 @@ from traced.evaluation.figures import (
     PRODUCTION,
     ROUTED,
     AdapterFigures,
+    CandidateFigures,
+    CompositionFigures,
     CycleFigures,
     Ending,
     PromptFigures,
     SelfCheck,
+    SingleFigures,
     as_json,
     verdict,
 )
 from traced.evaluation.intervals import Change, Interval, Rate, RoutingQuality
-from traced.evaluation.report import render, summary_table, write_report
+from traced.evaluation.report import composition_sentence, render, summary_table, write_report
 
 GATE = GateResult(
     "dates@v1",
@@ -79,11 +82,11 @@ def rendered_text(cycle: CycleFigures) -> str:
 def test_json_has_exactly_the_promised_keys() -> None:
     cycle = as_json(figures())
     assert cycle == {
-        "verdict": "Routed minus base: +20.0 points [95 % interval +13.0 to +27.0] on 300 untouched test tasks.",
+        "verdict": "Composed minus base: +20.0 points [95 % interval +13.0 to +27.0] on 300 untouched test tasks.",
         "self_check": {"tasks": 5, "gold": 5, "nothing": 1, "fault": ""},
         "floor": 0.05,
         "base": 0.4,
-        "routed": 0.6,
+        "composed": 0.6,
         "gain": 0.2,
         "ci": [0.13, 0.27],
         "test_seeds": 300,
@@ -109,6 +112,43 @@ def test_json_has_exactly_the_promised_keys() -> None:
 def test_json_of_a_comparison_adds_grpo_on_the_target() -> None:
     rates = figures().rates | {ON_TARGET: Rate(ON_TARGET, 300, 150, 0.5, 0.4, 0.6, 0)}
     assert as_json(dataclasses.replace(figures(), rates=rates))["grpo_on_target"] == 0.5
+
+
+COMPOSITION = CompositionFigures(
+    [
+        CandidateFigures("merged@v1", 200, 0.83, 1, "none"),
+        CandidateFigures("router by labels", 200, 0.63, 2, "conversation"),
+        CandidateFigures("base", 50, 0.4, 0, "none"),
+    ],
+    "base",
+    dataclasses.replace(GATE.comparisons[0], name="target"),
+    "router by labels",
+)
+SINGLE = SingleFigures("dates@v1", Interval(300, 300, 0.5, 0.6, 0.1, 0.04, 0.16, 0.95, 1.0), 40, 10)
+
+
+def test_compositions_are_compared_and_said_to_serve() -> None:
+    cycle = dataclasses.replace(figures(), composition=COMPOSITION, over_single=SINGLE)
+    for text in (rendered_text(cycle), render(cycle, {})):
+        words = " ".join(text.split())
+        assert "Composed minus dates@v1 alone, the best single adapter: +10.0 [+4.0 to +16.0]." in words
+        assert "Of 3 compositions merged@v1 was best on train seeds: 83.0 % of 200 tasks, +20.0 points before" in words
+        assert "Serving: router by labels (2 adapters loaded, a routing decision per conversation)." in words
+    assert "1 adapter loaded, no routing" in render(cycle, {})
+    data: Any = as_json(cycle)
+    assert data["over_best_single"] == {
+        "name": "dates@v1",
+        "gain": 0.1,
+        "ci": [0.04, 0.16],
+        "gains": 40,
+        "losses": 10,
+        "pairs": 300,
+    }
+    assert data["composition"]["candidates"][0]["success"] == 0.83
+    base_only = dataclasses.replace(COMPOSITION, candidates=COMPOSITION.candidates[2:], gate=None, serving="a router")
+    assert composition_sentence(base_only) == (
+        "Of 1 compositions base was best on train seeds: 40.0 % of 50 tasks. Serving: a router."
+    )
 
 
 def test_both_routers_are_shown_beside_each_other() -> None:
@@ -139,9 +179,9 @@ def test_both_routers_are_shown_beside_each_other() -> None:
 def test_table_shows_every_policy_with_its_interval_and_the_gain() -> None:
     text = rendered_text(figures())
     rows = [line for line in text.splitlines() if line.startswith("│")]
-    assert [re.split(r"\s*│\s*", row)[1] for row in rows] == ["do nothing", "base model", "dates@v1 alone", "routed"]
+    assert [re.split(r"\s*│\s*", row)[1] for row in rows] == ["do nothing", "base model", "dates@v1 alone", "composed"]
     assert "60.0 % │ 55.0 % to 65.0 %" in text
-    assert "Routed minus base: +20.0 points [95 % interval +13.0 to +27.0] on 300 untouched test tasks." in text
+    assert "Composed minus base: +20.0 points [95 % interval +13.0 to +27.0] on 300 untouched test tasks." in text
     assert "as good as the best choice on 90.0 % of 300 tasks (80 of the 100 where the choice matters)" in text
     assert "errors failed at the stage admit: rewards <b>never</b> differ" in text
     assert "2 episodes that failed by infrastructure are excluded" in text
@@ -202,7 +242,7 @@ def test_same_figures_give_the_same_bytes(tmp_path: Path) -> None:
             "No adapter was trained: every retained capability failed at an earlier stage "
             "(errors at admit: rewards never differ).",
         ),
-        ({}, "No adapter was promoted, so no routing was evaluated."),
+        ({}, "No adapter was promoted, so no composition was evaluated."),
     ],
 )
 def test_a_cycle_without_a_gain_states_the_reason(change: dict[str, object], sentence: str) -> None:

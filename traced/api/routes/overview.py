@@ -58,7 +58,8 @@ def rates_of(control: Control) -> Rates:
 
 def _rate(cycle: Cycle) -> CycleRate | None:
     """Return the success rates of a cycle, None if it was not evaluated."""
-    base, routed = (cycle.summary.get(name) for name in ("base", "routed"))
+    # Cycles of earlier versions have the second rate under another name.
+    base, routed = cycle.summary.get("base"), cycle.summary.get("composed", cycle.summary.get("routed"))
     if base is None and routed is None:
         return None
     at, tasks = cycle.finished_at or cycle.created_at, cycle.summary.get("test_seeds") or 0
