@@ -64,13 +64,17 @@ def count_trial_conversations(session: Session, trials: Collection[int]) -> int:
     return session.exec(query).one()
 
 
-def trial_outcomes(session: Session, trials: Collection[int]) -> dict[str, Outcome]:
-    """Return the outcome of each settled conversation of trials; of several branches, the newest exchange counts."""
-    query = select(ConversationRow.id, TrajectoryRow.outcome).where(col(ConversationRow.trial).in_(list(trials)))
+def trial_outcomes(session: Session, trials: Collection[int]) -> dict[str, tuple[str, Outcome]]:
+    """Return the trajectory id and the outcome of each settled conversation of trials, by conversation.
+
+    Of several branches, the newest exchange counts.
+    """
+    columns = (ConversationRow.id, TrajectoryRow.id, TrajectoryRow.outcome)
+    query = select(*columns).where(col(ConversationRow.trial).in_(list(trials)))
     query = query.join(ExchangeRow, col(ExchangeRow.conversation_id) == col(ConversationRow.id))
     query = query.join(TrajectoryRow, col(TrajectoryRow.id) == col(ExchangeRow.trajectory_id))
     query = query.where(col(ExchangeRow.shadow_of).is_(None)).order_by(col(ExchangeRow.at))
-    return {conversation_id: Outcome(outcome) for conversation_id, outcome in session.exec(query)}
+    return {key: (trajectory_id, Outcome(outcome)) for key, trajectory_id, outcome in session.exec(query)}
 
 
 def last_feedback(session: Session) -> int:

@@ -9,7 +9,6 @@ people therefore do not interfere, and a version that a person rolled back stays
 """
 
 import logging
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 
@@ -23,7 +22,6 @@ from store.repositories.adapters import get_adapter, quarantined_adapters
 from store.types import Outcome
 from traced.config.settings import Settings
 from traced.core.errors import AdapterChanged, PromotionError
-from traced.evaluation.sequential import Arm
 from traced.notifications.messages import announce, canary_ended
 from traced.registry.adapter_store import local_folder
 from traced.registry.canary import ACTOR, Judgement, Stratum, Verdict, judge
@@ -102,27 +100,36 @@ class Canaries:
 
 
 def strata(session: Session, adapter: str, labels: Labels) -> list[Stratum]:
-    """Return the judged conversations and successes of a canary and its control by traffic share, oldest first."""
+    """Return the judged conversations of a canary and its control by traffic share, oldest share first.
+
+    Within a share they are in the order of their first verdicts. Conversations whose verdicts are no longer stored, so
+    that only the outcome of the trajectory is left, come first.
+    """
     shares = promotions.canary_shares(session, adapter)
-    arms = {seq: {True: [0, 0], False: [0, 0]} for seq in shares}
     participants = serving.trial_conversations(session, shares)
-    outcomes = serving.trial_outcomes(session, shares)
-    for conversation_id, feedback in _by_conversation(serving.list_feedback(session, list(participants))).items():
+    settled_outcomes = serving.trial_outcomes(session, shares)
+    # Verdicts of rules and of the judge are about the trajectory, feedback of people about the conversation.
+    conversations = {trajectory_id: conversation_id for conversation_id, (trajectory_id, _) in settled_outcomes.items()}
+    verdicts = serving.list_feedback(session, [*participants, *conversations])
+    outcomes = {conversation_id: outcome for conversation_id, (_, outcome) in settled_outcomes.items()}
+    entries: dict[str, list[Feedback]] = {}
+    # The evidence is valid only if outcomes are appended, so a later verdict changes the outcome but not its place.
+    in_order: dict[str, None] = {}
+    for verdict in verdicts:
+        if verdict.conversation_id in participants:
+            entries.setdefault(verdict.conversation_id, []).append(verdict)
+        if labels.effective_outcome([verdict]).outcome.is_judged:
+            in_order[conversations.get(verdict.conversation_id, verdict.conversation_id)] = None
+    for conversation_id, feedback in entries.items():
         # Feedback may be newer than the outcome stored when the conversation was settled.
         evidence = labels.effective_outcome(feedback)
         if evidence.outcome.is_judged:
             outcomes[conversation_id] = evidence.outcome
-    for conversation_id, outcome in outcomes.items():
+    without_verdict = [conversation_id for conversation_id in outcomes if conversation_id not in in_order]
+    arms: dict[int, dict[bool, list[bool]]] = {seq: {True: [], False: []} for seq in shares}
+    for conversation_id in [*without_verdict, *in_order]:
+        outcome = outcomes.get(conversation_id, Outcome.UNKNOWN)
         if outcome.is_judged and conversation_id in participants:
             model, seq = participants[conversation_id]
-            counts = arms[seq][model == adapter]
-            counts[0] += 1
-            counts[1] += outcome is Outcome.SUCCESS
-    return [Stratum(share, Arm(*arms[seq][True]), Arm(*arms[seq][False])) for seq, share in shares.items()]
-
-
-def _by_conversation(feedback: Sequence[Feedback]) -> Mapping[str, list[Feedback]]:
-    entries: dict[str, list[Feedback]] = {}
-    for entry in feedback:
-        entries.setdefault(entry.conversation_id, []).append(entry)
-    return entries
+            arms[seq][model == adapter].append(outcome is Outcome.SUCCESS)
+    return [Stratum(share, arms[seq][True], arms[seq][False]) for seq, share in shares.items()]

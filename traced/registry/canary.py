@@ -4,22 +4,30 @@ A canary takes a growing share of its capability's conversations (``steps``); wh
 every share but the last, ``min_samples`` judged conversations suffice for the next share, unless the canary does harm.
 At the last share the canary goes live when there is evidence that its success rate is not lower than the control's by
 ``margin`` or more. Harm, at any share, is evidence that the control is better. Both tests use the level ``alpha`` and
-``traced.evaluation.sequential``, which stays valid however often it is evaluated.
+``traced.evaluation.sequential``, which stays valid however often it is evaluated. The test for "live" assumes a loss of
+a quarter of the margin, the test for harm losses of one to four margins. So every difference is decided in time:
+losses above half the margin by rollback, losses below five eighths of it by going live.
 
 Invariants: conversations without a judged outcome are not counted; no evidence is never a pass. Everything here is pure
 arithmetic; ``traced.gateway.canaries`` counts the conversations.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
 from traced.config.cycle_sections import PromotionSection
-from traced.evaluation.sequential import Arm, pooled
+from traced.evaluation.sequential import blocks, log_evidence
 
 # The name in the promotion log of what is decided here.
 ACTOR = "traced canary"
+
+# Weights of the assumed differences, by their distance from the null hypothesis in margins. For "live", the evidence on
+# equal rates after 500 conversations per arm is likeliest to suffice at sqrt(2 log(1 / alpha) / information), which is
+# 0.77 at alpha 0.05, margin 0.1 and a rate of 0.5, where conversations say least.
+LIVE_WEIGHTS = {0.75: 1.0}
+HARM_WEIGHTS = {1.0: 1 / 3, 2.0: 1 / 3, 4.0: 1 / 3}
 
 
 class Verdict(StrEnum):
@@ -33,11 +41,14 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True)
 class Stratum:
-    """The judged conversations of the canary and of its control under one traffic share."""
+    """The judged conversations of the canary and of its control under one traffic share.
+
+    ``challenger`` and ``control`` say of each conversation whether it succeeded, in the order of their first verdicts.
+    """
 
     share: float
-    challenger: Arm
-    control: Arm
+    challenger: Sequence[bool]
+    control: Sequence[bool]
 
 
 @dataclass(frozen=True)
@@ -63,8 +74,10 @@ class Evidence:
 
 def evidence(strata: Sequence[Stratum], settings: PromotionSection) -> Evidence:
     """Return the evidence pooled over all shares so far."""
-    harm = pooled((stratum.control, stratum.challenger) for stratum in strata)
-    fine = pooled(((stratum.challenger, stratum.control) for stratum in strata), settings.margin)
+    pairs = [list(blocks(stratum.challenger, stratum.control, stratum.share)) for stratum in strata]
+    control_first = [[(control, challenger) for challenger, control in stratum] for stratum in pairs]
+    harm = log_evidence(control_first, 0.0, _scaled(HARM_WEIGHTS, settings.margin))
+    fine = log_evidence(pairs, settings.margin, _scaled(LIVE_WEIGHTS, settings.margin))
     return Evidence(harm, fine, -math.log(settings.alpha))
 
 
@@ -76,9 +89,9 @@ def judge(strata: Sequence[Stratum], settings: PromotionSection) -> Judgement:
             Verdict.ROLL_BACK, f"worse than its control: {_success_counts(strata)}, evidence {_times(e_values.harm)}"
         )
     current = strata[-1]
-    if current.challenger.n < settings.min_samples:
+    if len(current.challenger) < settings.min_samples:
         return Judgement(
-            Verdict.WAIT, f"{current.challenger.n} of {settings.min_samples} judged at {100 * current.share:g} %"
+            Verdict.WAIT, f"{len(current.challenger)} of {settings.min_samples} judged at {100 * current.share:g} %"
         )
     next_share = next((share for share in sorted(settings.steps) if share > current.share), None)
     if next_share is not None:
@@ -90,9 +103,13 @@ def judge(strata: Sequence[Stratum], settings: PromotionSection) -> Judgement:
     return Judgement(Verdict.FINISH if e_values.fine >= e_values.enough else Verdict.WAIT, reason)
 
 
+def _scaled(weights: Mapping[float, float], margin: float) -> dict[float, float]:
+    return {margins * margin: weight for margins, weight in weights.items()}
+
+
 def _success_counts(strata: Sequence[Stratum]) -> str:
-    def of(arms: Sequence[Arm]) -> str:
-        return f"{sum(arm.successes for arm in arms)} of {sum(arm.n for arm in arms)}"
+    def of(arms: Sequence[Sequence[bool]]) -> str:
+        return f"{sum(map(sum, arms))} of {sum(map(len, arms))}"
 
     challenger, control = [stratum.challenger for stratum in strata], [stratum.control for stratum in strata]
     return f"successes {of(challenger)} with it, {of(control)} without it"

@@ -20,7 +20,6 @@ from tests.integration.gateway.place import V1, V2, RunningGateway, running_gate
 from tests.integration.gateway.upstream import BASE
 from tests.unit.store import chain
 from tests.waiting import eventually_async
-from traced.evaluation.sequential import Arm
 from traced.gateway.canaries import Canaries, strata
 from traced.registry.canary import Stratum
 from traced.scoring.evidence import Labels
@@ -191,7 +190,7 @@ async def test_answers_of_the_base_model_instead_of_the_canary_do_not_count(tmp_
         assert (await stored_routes(gateway, ["broken"]))["broken"].model == V2
         with read_session(gateway.store) as session:
             trial_strata = strata(session, V2, Labels((), ()))
-        assert trial_strata == [Stratum(1.0, Arm(1, 1), Arm(0, 0))]
+        assert trial_strata == [Stratum(1.0, [True], [])]
 
     await run(tmp_path, check, live=V1, settings={"serving.silence_s": 0.5})
 

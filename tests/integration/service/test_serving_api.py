@@ -87,7 +87,7 @@ async def test_the_models_and_their_traffic(control: Control, store: Engine, pat
 async def test_a_canary_with_what_its_evidence_says(control: Control, store: Engine, path: Path) -> None:
     first, second = begin_canary(store, 0.05, 0.25)
     save_judged_conversations(store, V2, first, [1.0] * 30)
-    save_judged_conversations(store, V1, first, [0.0] * 20)
+    save_judged_conversations(store, V1, first, [0.0] * 190)
     save_judged_conversations(store, V2, second, [1.0, 0.0])
 
     async def check(client: Client) -> None:
@@ -97,12 +97,12 @@ async def test_a_canary_with_what_its_evidence_says(control: Control, store: Eng
         assert (model.state, model.share, model.brought_back, canary.control) == ("canary", 0.25, V1, V1)
         assert [(step.share, step.state) for step in canary.steps] == [(0.05, "done"), (0.25, "now"), (0.5, "next")]
         assert canary.steps[0].challenger == Arm(judged=30, successes=30)
-        assert canary.steps[0].control == Arm(judged=20, successes=0)
+        assert canary.steps[0].control == Arm(judged=190, successes=0)
         assert canary.steps[1].challenger == Arm(judged=2, successes=1)
         assert canary.harm is not None
         assert canary.fine is not None
         assert canary.harm < 0 < canary.enough < canary.fine
-        assert (canary.conversations, canary.verdict, canary.needed) == (52, "wait", 30)
+        assert (canary.conversations, canary.verdict, canary.needed) == (222, "wait", 30)
         await client.roll_back(V2, "enough seen")
         rolled_back = by_name((await client.serving.models()).models)[V2]
         assert (rolled_back.state, rolled_back.reason, rolled_back.canary, rolled_back.brought_back) == (

@@ -5,14 +5,18 @@ import math
 import pytest
 
 from traced.config.cycle_sections import PromotionSection
-from traced.evaluation.sequential import Arm
 from traced.registry.canary import Stratum, Verdict, evidence, judge
 
 SETTINGS = PromotionSection(steps=[0.05, 0.25, 0.5], min_samples=20)
 
 
 def stratum(share: float, challenger: tuple[int, int], control: tuple[int, int]) -> Stratum:
-    return Stratum(share, Arm(*challenger), Arm(*control))
+    """A stratum with evenly spread successes; an arm is (conversations, successes)."""
+
+    def outcomes(n: int, successes: int) -> list[bool]:
+        return [(number + 1) * successes // n > number * successes // n for number in range(n)]
+
+    return Stratum(share, outcomes(*challenger), outcomes(*control))
 
 
 @pytest.mark.parametrize(
@@ -25,11 +29,11 @@ def stratum(share: float, challenger: tuple[int, int], control: tuple[int, int])
         ([stratum(0.05, (20, 14), (300, 200)), stratum(0.25, (20, 3), (60, 45))], Verdict.ROLL_BACK, 0.0),
         ([stratum(0.05, (10, 0), (200, 150))], Verdict.ROLL_BACK, 0.0),  # before the minimum of samples
         ([stratum(0.5, (40, 30), (40, 30))], Verdict.WAIT, 0.0),  # equal, but too few samples for a verdict
-        ([stratum(0.5, (1500, 1050), (1500, 1050))], Verdict.FINISH, 0.0),
+        ([stratum(0.5, (300, 210), (300, 210))], Verdict.FINISH, 0.0),
+        ([stratum(0.05, (20, 14), (300, 200)), stratum(0.5, (300, 210), (300, 210))], Verdict.FINISH, 0.0),
         ([stratum(0.5, (60, 57), (60, 30))], Verdict.FINISH, 0.0),
         ([stratum(0.5, (1500, 900), (1500, 1050))], Verdict.ROLL_BACK, 0.0),
-        ([stratum(0.5, (500, 400), (0, 0))], Verdict.WAIT, 0.0),  # no verdict without a control,
-        ([stratum(0.5, (500, 500), (0, 0))], Verdict.FINISH, 0.0),  # unless no control could be better by the margin
+        ([stratum(0.5, (500, 500), (0, 0))], Verdict.WAIT, 0.0),  # no verdict without a control
     ],
 )
 def test_verdicts(strata: list[Stratum], verdict: Verdict, share: float) -> None:

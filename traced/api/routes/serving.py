@@ -3,6 +3,7 @@
 A canary is judged as in ``traced.gateway.canaries``, unless more than ``MOST_IN_TRIAL`` conversations take part.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Annotated
 
@@ -35,7 +36,6 @@ from traced.client.serving import (
     StepView,
 )
 from traced.config.cycle_sections import PromotionSection
-from traced.evaluation import sequential
 from traced.gateway.canaries import strata
 from traced.gateway.spool_status import read_spool_status
 from traced.inference.adapter_base import known_base_digest
@@ -160,7 +160,7 @@ def _canary(session: Session, entry: PromotionEntry, settings: PromotionSection,
     uncounted = conversations > MOST_IN_TRIAL
     # Reading every conversation of a large trial would take too long for a request.
     if uncounted:
-        arms_by_share = [Stratum(share, sequential.Arm(0, 0), sequential.Arm(0, 0)) for share in shares.values()]
+        arms_by_share = [Stratum(share, (), ()) for share in shares.values()]
     else:
         arms_by_share = strata(session, promotion.adapter, labels)
     bounds, decision = evidence(arms_by_share, settings), judge(arms_by_share, settings)
@@ -184,12 +184,16 @@ def _steps(arms_by_share: list[Stratum], settings: PromotionSection) -> list[Ste
         StepView(
             share=stratum.share,
             state="now" if stratum is arms_by_share[-1] else "done",
-            challenger=Arm(judged=stratum.challenger.n, successes=stratum.challenger.successes),
-            control=Arm(judged=stratum.control.n, successes=stratum.control.successes),
+            challenger=_arm(stratum.challenger),
+            control=_arm(stratum.control),
         )
         for stratum in arms_by_share
     ]
     return steps + [StepView(share=share, state="next") for share in settings.steps if share > arms_by_share[-1].share]
+
+
+def _arm(outcomes: Sequence[bool]) -> Arm:
+    return Arm(judged=len(outcomes), successes=sum(outcomes))
 
 
 Name = Annotated[str, Query(max_length=2000)]
