@@ -33,7 +33,7 @@ from traced.targets.desk import Desk
 from traced.training import grpo
 from traced.training.job import TrainingJob
 from traced.training.metrics import Metrics
-from traced.training.rollouts import Batch
+from traced.training.rollout_function import Batch
 from traced.training.trainer import GroupRelativeTrainer, padded
 
 FILES = ModelFiles("bundled", BUNDLED)
@@ -128,6 +128,9 @@ class RecordedRows:
         )
         self.seconds = time.perf_counter() - began
         return self.rows
+
+    def restart(self, temperature: float) -> None:
+        """Do nothing: the rows are recorded."""
 
     def validate(self, model: Any, policy: int) -> None:
         """There is nothing to play."""

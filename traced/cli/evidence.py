@@ -31,6 +31,7 @@ from traced.scoring.evidence import Labels, count_outcome_sources
 
 LIST_LIMIT = 5  # maximum number of printed trajectories and citations
 ADVICE = 300  # maximum characters of the advice on a failed check; --json has the evidence
+DETAIL = 1000  # of how a training ended
 ALLOW = " (to raise it: prompting.max_tokens, max_cost, max_minutes)"
 SIDES = {
     "prompt": ("prompt", "base", "prompt"),
@@ -166,6 +167,8 @@ def _admission(admission: AdmissionRecord) -> Iterator[str]:
 def _training(chain: EvidenceChain) -> Iterator[str]:
     run = chain.training
     yield f"training     {run.id}: {run.state}, seed {run.seed}, {run.rollouts} rollouts"
+    if run.detail:
+        yield f"             {sanitize_line(run.detail, DETAIL)}"
     if chain.iterations:
         first, last = chain.iterations[0].values, chain.iterations[-1].values
         changes = [f"{name} {first[name]:.3g} to {last[name]:.3g}" for name in sorted(first) if name in last]

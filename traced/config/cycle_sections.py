@@ -139,6 +139,15 @@ class TrainingSection(Section):
     validation_seeds: Positive = Field(
         default=32, description="seeds of a validation, played greedily; a fifth of the seeds at most, never trained on"
     )
+    recoveries: int = Field(
+        default=0,
+        ge=0,
+        description="times that a training without a gradient may go back to its best validated policy; 0: it ends",
+    )
+    recovery_lr: float = Field(default=0.5, gt=0, le=1, description="factor of the learning rate for each of them")
+    recovery_temperature: float = Field(
+        default=1.2, ge=1, le=2, description="factor of the sampling temperature for each of them"
+    )
     report_to: list[Tracker] = Field(
         default=[], description='experiment trackers: "tensorboard", "wandb", "mlflow"; each needs its package'
     )

@@ -159,6 +159,9 @@ def job_for(
         open_share=training.open_share,
         validate_every=training.validate_every,
         validation_seeds=training.validation_seeds,
+        recoveries=training.recoveries,
+        recovery_lr=training.recovery_lr,
+        recovery_temperature=training.recovery_temperature,
         validation_temperature=settings.engine.temperature,
         # Trainings at once share the threads of the machine.
         threads=max(1, settings.threads // training.at_once),
@@ -278,10 +281,10 @@ async def _supervised(
 
 
 def run_summary(result: TrainingResult) -> str:
-    """Return why a finished run ended early, and which policy it published if that is not the last one."""
+    """Return how a finished run went back, why it ended early, and which policy it published if not the last one."""
     is_earlier = result.policy is not None and result.policy != result.iterations
     published = f"published is the policy after {result.policy} of {result.iterations} updates" if is_earlier else ""
-    return "; ".join(filter(None, [result.stalled, published]))
+    return "; ".join(filter(None, [*result.recoveries, result.stalled, published]))
 
 
 def _end(context: Context, job: TrainingJob, state: RunState, detail: str = "") -> None:

@@ -12,6 +12,7 @@ How it fails: ``TrainingError``; checkpoints stay. Not covered: adapters other t
 
 import importlib.util
 import json
+import logging
 import os
 import time
 from collections.abc import Callable, Collection, Iterator
@@ -27,7 +28,7 @@ from accelerate.utils import broadcast_object_list
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 from datasets import Dataset
 from transformers import PrinterCallback, TrainerCallback
-from transformers.utils import logging
+from transformers.utils.logging import set_verbosity_error
 from trl import GRPOConfig
 
 from sandbox.episodes import EpisodeSource
@@ -61,6 +62,7 @@ from traced.training.metrics import (
 from traced.training.open_seeds import OpenSeeds
 from traced.training.policy_engine import engine_clients
 from traced.training.processes import other_processes
+from traced.training.recovery import Recoveries
 from traced.training.rollouts import Rollout
 from traced.training.sampling import rollout_function
 from traced.training.tracking import check_trackers, trackers
@@ -69,6 +71,7 @@ from traced.training.validation import Validations
 
 FLASH_ATTENTION = "flash_attention_2"
 LONGEST_ROLLOUTS_S = 24 * 3600
+log = logging.getLogger(__name__)
 
 
 def train(job: TrainingJob, on_metric: Callable[[Metrics], None], open_source: OpenSource) -> TrainingResult:
@@ -85,10 +88,15 @@ def train(job: TrainingJob, on_metric: Callable[[Metrics], None], open_source: O
     truncate_after(job.metrics, done)
     Validations(job).forget_after(done)
     OpenSeeds(job).forget_after(done)
+    recoveries = Recoveries(job)
+    recoveries.forget_after(done)
     # A run that was killed after it ended early, before its result was written, must not train further.
-    bounded = replace(job, iterations=done) if (stall(job.metrics) or _is_solved(job)) and done else job
+    has_ended = done > 0 and (bool(_stall(job)) or _is_solved(job))
+    bounded = replace(recoveries.current(), iterations=done if has_ended else job.iterations)
 
     def record(metrics: Metrics) -> None:
+        if job.recoveries:
+            metrics |= {"recoveries": len(recoveries.all())}
         append(job.metrics, metrics)
         on_metric(metrics)
 
@@ -99,13 +107,14 @@ def train(job: TrainingJob, on_metric: Callable[[Metrics], None], open_source: O
         other_processes(bounded),
     ):
         trainer = build_trainer(bounded, source, portal, record)
-        for callback in (*tracker_callbacks, _EndsEarly(job), *_process_callbacks(job, trainer)):
+        recovering = [_GoesBack(job, trainer, recoveries)] if job.recoveries else []
+        for callback in (*tracker_callbacks, *recovering, _EndsEarly(job), *_process_callbacks(job, trainer)):
             trainer.add_callback(callback)
         try:
             trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
             last_iteration = int(trainer.state.global_step)
             ended_early = last_iteration < job.iterations
-            is_solved_early, stalled = ended_early and _is_solved(job), stall(job.metrics) if ended_early else ""
+            is_solved_early, stalled = ended_early and _is_solved(job), _stall(job) if ended_early else ""
             if ended_early and not is_solved_early and not stalled:
                 raise TrainingPaused(f"paused after iteration {last_iteration} of {job.iterations}")
             if trainer.rollout_function is not None:
@@ -117,7 +126,14 @@ def train(job: TrainingJob, on_metric: Callable[[Metrics], None], open_source: O
     policy = _publish(job, trainer, last_iteration)
     seconds = time.perf_counter() - started
     result = TrainingResult(
-        str(job.adapter), last_iteration, done, seconds, solved=is_solved_early, stalled=stalled, policy=policy
+        str(job.adapter),
+        last_iteration,
+        done,
+        seconds,
+        solved=is_solved_early,
+        stalled=stalled,
+        policy=policy,
+        recoveries=[recovery.message for recovery in recoveries.all()],
     )
     publish_file(job.out / "result.json", json.dumps(asdict(result)) + "\n")
     return result
@@ -128,7 +144,8 @@ def follow(job: TrainingJob) -> None:
     torch.set_num_threads(job.threads)
     checkpoint = newest_checkpoint(job.out / "checkpoints")
     trainer = build_trainer(job, None, None, lambda _: None)
-    for callback in _process_callbacks(job, trainer):
+    recovering = [_GoesBack(job, trainer, None)] if job.recoveries else []
+    for callback in (*recovering, *_process_callbacks(job, trainer)):
         trainer.add_callback(callback)
     trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
 
@@ -185,6 +202,28 @@ class _SharedControl(TrainerCallback):
         control.should_save, control.should_training_stop = broadcast_object_list(decisions)
 
 
+class _GoesBack(TrainerCallback):
+    """Goes back to the best policy in all processes of a run when it has collapsed; the first one decides.
+
+    Args:
+        recoveries: Those of the run; None in every process but the first.
+    """
+
+    def __init__(self, job: TrainingJob, trainer: GroupRelativeTrainer, recoveries: Recoveries | None) -> None:
+        self.trainer = trainer
+        self.recoveries = recoveries
+        self.validations = Validations(job)
+
+    def on_log(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Decide after each iteration, before its checkpoint."""
+        recovery = self.recoveries.decide(self.validations.all()) if self.recoveries is not None else None
+        [recovery] = broadcast_object_list([recovery])
+        if recovery is not None:
+            log.warning(recovery.message)
+            folder = self.validations.adapter(recovery.policy)
+            self.trainer.go_back(folder, lr=recovery.lr, temperature=recovery.temperature)
+
+
 class _WakesEngine(TrainerCallback):
     """Wakes up the engine once the model is loaded, and after each step of the optimizer."""
 
@@ -218,12 +257,16 @@ class _EndsEarly(TrainerCallback):
 
     def on_log(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Check whether the run is solved, stalled or hopeless, once an iteration's metrics are logged."""
-        if _is_solved(self.job) or stall(self.job.metrics):
+        if _is_solved(self.job) or _stall(self.job):
             control.should_training_stop = True
 
 
 def _is_solved(job: TrainingJob) -> bool:
     return job.solved_after > 0 and is_solved(job.metrics, job.solved_after)
+
+
+def _stall(job: TrainingJob) -> str:
+    return stall(job.metrics, start=Recoveries(job).last_iteration)
 
 
 def _claim(job: TrainingJob) -> TrainingResult | None:
@@ -268,7 +311,7 @@ def build_trainer(
         portal: Runs the episodes.
         record: Is called with the metrics of every iteration, in the first process.
     """
-    logging.set_verbosity_error()
+    set_verbosity_error()
     arguments = _arguments(job)
     device = str(arguments.device)
     if job.engine_sleeps:

@@ -105,6 +105,9 @@ class TrainingJob:
     validate_every: int = 0  # iterations between validations; 0: the last policy is published, whatever it is worth
     validation_seeds: int = 32  # taken from the end of the range, a fifth of it at most; training does not draw them
     validation_temperature: float = 0.0  # as in the evaluations that the adapter is made for; 0: greedy
+    recoveries: int = 0  # times that a collapsed run may go back to its best validated policy
+    recovery_lr: float = 0.5  # factor of the learning rate for each of them
+    recovery_temperature: float = 1.2  # factor of the sampling temperature
     threads: int = 1
     limits: dict[str, float] = field(default_factory=dict)  # of the environment's container: ``SandboxLimits``
     # The model that is the user, if the environment asks for one: "model" (the table [target.user]), "data_dir",
@@ -144,6 +147,11 @@ class TrainingJob:
             raise JobError("shard needs several processes, and the job has 1", hint="training.processes")
         if not 0 <= self.open_share < 1:
             raise JobError(f"open_share is {self.open_share}; it must be at least 0 and below 1")
+        if self.recoveries and not self.validate_every:
+            raise JobError(
+                f"recoveries is {self.recoveries}, and no policy is validated that a collapsed run could go back to",
+                hint="training.validate_every = 5, or training.recoveries = 0",
+            )
         if self.overlap not in (0, 1):
             raise JobError(f"overlap is {self.overlap}; it must be 0 or 1", hint="training.overlap")
         if self.overlap and not self.engine_urls:
@@ -225,6 +233,9 @@ class TrainingJob:
             del values["overlap"]
         if not self.open_share:
             del values["open_share"]
+        if not self.recoveries:
+            for name in ("recoveries", "recovery_lr", "recovery_temperature"):
+                del values[name]
         if not self.validate_every:
             for name in ("validate_every", "validation_seeds", "validation_temperature"):
                 del values[name]
@@ -259,7 +270,7 @@ class TrainingResult:
 
     ``solved``: it ended early because every rollout had succeeded for ``solved_after`` iterations. ``stalled``: why it
     learned nothing more and ended early; "" if it did not. ``policy``: the updates of the published policy; the last
-    one unless validation has chosen another.
+    one unless validation has chosen another. ``recoveries``: when and how the run went back to an earlier policy.
     """
 
     adapter: str
@@ -269,6 +280,7 @@ class TrainingResult:
     solved: bool = False
     stalled: str = ""
     policy: int | None = None
+    recoveries: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True, order=True)

@@ -77,33 +77,40 @@ def is_solved(path: Path, iterations: int) -> bool:
     return len(last) == iterations and all(metrics["success"] == 1.0 for metrics in last)
 
 
-def stall(path: Path) -> str:
+def stall(path: Path, *, start: int = 0) -> str:
     """Return why a run that has learned learns nothing more, or "" if it goes on; raises ``NothingToLearn``.
 
     A run is stalled if its last three iterations had nothing to learn from, and has failed if none before had. An
     iteration in which every rollout succeeded is no failure, and one that lost groups to the infrastructure says
     nothing about the environment.
+
+    Args:
+        start: The iteration after which the policy was last set back; those before it do not count as its last ones.
     """
     rows = read_metrics(path)
-    last, earlier = rows[-PATIENCE:], rows[:-PATIENCE]
+    last, earlier = [row for row in rows[-PATIENCE:] if row["iteration"] > start], rows[:-PATIENCE]
     if len(last) < PATIENCE or not all(_is_fruitless(metrics) for metrics in last):
         return ""
     means = {name: sum(metrics.get(name, 0.0) for metrics in last) / PATIENCE for name in DIAGNOSTICS}
     numbers = f"{last[0]['iteration']:.0f} to {last[-1]['iteration']:.0f}"
     observed = f"iterations {numbers} had nothing to learn from: {_diagnosis(means)}"
-    if any(_has_signal(metrics) for metrics in earlier):
+    if any(has_signal(metrics) for metrics in earlier):
         return observed
     raise NothingToLearn(observed, hint=_advice(means))
 
 
-def _has_signal(metrics: Metrics) -> bool:
+def has_signal(metrics: Metrics) -> bool:
+    """Return whether the rewards of an iteration gave a gradient."""
     return metrics["trajectories_kept"] > 0 and metrics["grad_norm"] > 0
 
 
+def is_outage(metrics: Metrics) -> bool:
+    """Return whether most groups of an iteration were lost, so that it says nothing about the environment."""
+    return metrics.get("lost_groups", 0) > metrics.get("groups", 0) / 2
+
+
 def _is_fruitless(metrics: Metrics) -> bool:
-    # With most groups lost, the iteration says nothing about the environment.
-    is_outage = metrics.get("lost_groups", 0) > metrics.get("groups", 0) / 2
-    return not _has_signal(metrics) and metrics["success"] < 1.0 and not is_outage
+    return not has_signal(metrics) and metrics["success"] < 1.0 and not is_outage(metrics)
 
 
 def _diagnosis(means: Metrics) -> str:

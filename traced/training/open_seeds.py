@@ -16,6 +16,7 @@ from traced.core.files import publish_file
 from traced.core.seeds import derive_seed
 from traced.training.job import TrainingJob
 from traced.training.metrics import append, read_metrics
+from traced.training.recovery import Recoveries
 from traced.training.rollouts import Rollout
 
 GROUPS = "groups.jsonl"
@@ -29,6 +30,7 @@ class OpenSeeds:
     def __init__(self, job: TrainingJob) -> None:
         self._job = job
         self._file = job.out / GROUPS
+        self._recoveries = Recoveries(job)
 
     def draw(self, iteration: int, fresh: Sequence[int], iterations: int) -> list[int]:
         """Return the seeds of an iteration, counted from 0.
@@ -60,8 +62,11 @@ class OpenSeeds:
 
     def _open(self, iterations: int) -> set[int]:
         last: dict[int, bool] = {}
+        # What a collapsed policy could not do says nothing about the one that the run has gone back to.
+        given_up = self._recoveries.given_up()
+        window = [number for number in range(1, iterations + 1) if number - 1 not in given_up][-WINDOW:]
         for row in self._rows():
-            if iterations - WINDOW < row["iteration"] <= iterations:
+            if row["iteration"] in window:
                 for seed, rewards in row["groups"].items():
                     last[int(seed)] = max(rewards) - min(rewards) > EQUAL
         return {seed for seed, is_open in last.items() if is_open}

@@ -20,7 +20,8 @@ from traced.training.in_process_engine import InProcessEngine, sampling_copy
 from traced.training.job import TrainingJob
 from traced.training.open_seeds import OpenSeeds
 from traced.training.policy_engine import POLICY, PolicyEngine, ServerEngine, engine_clients, run_name
-from traced.training.rollouts import Rollout, RolloutFunction, RolloutLimits, Sampler
+from traced.training.rollout_function import RolloutFunction
+from traced.training.rollouts import Rollout, RolloutLimits, Sampler
 from traced.training.validation import Validations
 
 

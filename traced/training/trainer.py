@@ -49,7 +49,7 @@ from traced.training.open_seeds import EQUAL
 from traced.training.policy_check import MeasuredRows, PolicyHistory, measure, select_rows
 
 if TYPE_CHECKING:
-    from traced.training.rollouts import Batch as PlayedBatch
+    from traced.training.rollout_function import Batch as PlayedBatch
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
@@ -74,6 +74,10 @@ class Rollouts(Protocol):
 
     def validate(self, model: Any, policy: int) -> None:
         """Validate the policy that a run ends with, if the job does that."""
+        ...
+
+    def restart(self, temperature: float) -> None:
+        """Drop what was sampled ahead, and sample at this temperature from now on."""
         ...
 
     def close(self) -> None:
@@ -315,6 +319,27 @@ class GroupRelativeTrainer(GRPOTrainer):
                 hint="check that every engine runs the job's base model in the trainer's precision and loads adapters",
             )
 
+    def go_back(self, adapter: Path, *, lr: float, temperature: float) -> None:
+        """Continue from the weights in an adapter's folder, in every process, as after no update.
+
+        Args:
+            lr: The learning rate from now on.
+            temperature: The sampling temperature from now on, of the rollouts and of the log-probs in the update.
+        """
+        # As on a resume: it copies the weights into the parameters that the optimizer has.
+        self._load_from_checkpoint(str(adapter))
+        self.optimizer.state.clear()
+        for group in self.optimizer.param_groups:
+            group["lr"] = group["initial_lr"] = lr
+        schedule: Any = getattr(self.lr_scheduler, "scheduler", self.lr_scheduler)
+        schedule.base_lrs = [lr] * len(schedule.base_lrs)
+        # The head that TRL has added has a fixed temperature; this one takes its place.
+        trl_utils.add_fused_lm_head(
+            self.model.get_base_model(), temperature=temperature, outputs=("log_probs", "entropy")
+        )
+        if self.rollout_function is not None:
+            self.rollout_function.restart(temperature)
+
     def wake_engine(self) -> None:
         """Wake up the engine once every process has left the device to it: base in host memory, cache cleared."""
         if self._offloaded is None and not self._is_sharded:
@@ -456,7 +481,8 @@ class GroupRelativeTrainer(GRPOTrainer):
             "mean_length": last.policy_tokens / last.scored,
             "mean_turns": last.turns / last.scored,
             "clip_fraction": sums.per_token(sums.clipped),
-            "entropy": sums.per_token(sums.entropy),
+            # Without a kept trajectory there was no pass.
+            "entropy": sums.per_token(sums.entropy) if sums.tokens else last.entropy,
             "grad_norm": float(logs["grad_norm"]),
             "gradient_dropped": int(self._is_gradient_dropped),
             "loss": float(logs["loss"]),

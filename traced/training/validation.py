@@ -3,7 +3,9 @@
 The last iterate of GRPO is often not the best one: a policy that has become certain finds no group with different
 rewards, and drifts. The adapter of each validated policy stays in ``validated/policy-N`` with its figures; policy N has
 been updated N times. The best is the one with the highest success, then the highest reward, then the most updates. All
-are kept until it is published: a run that is killed and resumed must not have dropped what it still needs.
+are kept until it is published: a run that is killed and resumed must not have dropped what it still needs, and one that
+collapses goes back to the best of them (``traced.training.recovery``). With recoveries the untrained policy is
+validated too, so that there always is one.
 
 Not covered: the choice between runs, and stopping early by validation.
 """
@@ -32,22 +34,23 @@ class Validations:
 
     def seeds(self, policy: int, *, is_last: bool = False) -> list[int]:
         """Return the seeds to validate a policy on: every few iterations, and the last one; none otherwise."""
-        is_due = policy > 0 and (is_last or policy % self._job.validate_every == 0)
+        is_due = is_last or policy % self._job.validate_every == 0
+        is_due = is_due and (policy > 0 or self._job.recoveries > 0)
         return self._job.validation if is_due else []
 
     def is_open(self, policy: int) -> bool:
         """Return whether the policy has been trained and has no figures."""
-        return policy > 0 and not (self._place(policy) / FIGURES).exists()
+        return policy > 0 and not (self.adapter(policy) / FIGURES).exists()
 
     def begin(self, model: Any, policy: int) -> None:
         """Keep the policy's adapter; ``model`` has its weights."""
-        publish_folder(self._place(policy), lambda staging: save_adapter(model, staging))
+        publish_folder(self.adapter(policy), lambda staging: save_adapter(model, staging))
 
     def end(self, policy: int, rollouts: Sequence[Rollout]) -> Validation | None:
         """Store the figures of the policy; None, and no adapter is kept, if every episode was lost."""
         scored = [rollout for rollout in rollouts if rollout.failure is None and rollout.reward is not None]
         if not scored:
-            shutil.rmtree(self._place(policy), ignore_errors=True)
+            shutil.rmtree(self.adapter(policy), ignore_errors=True)
             return None
         result = Validation(
             success=sum(rollout.success for rollout in scored) / len(scored),
@@ -55,19 +58,23 @@ class Validations:
             policy=policy,
             episodes=len(scored),
         )
-        publish_file(self._place(policy) / FIGURES, json.dumps(asdict(result)) + "\n")
+        publish_file(self.adapter(policy) / FIGURES, json.dumps(asdict(result)) + "\n")
         return result
 
     def best(self) -> Validation | None:
         """Return the figures of the best policy, None if none was validated."""
-        return max(self._all(), default=None)
+        return max(self.all(), default=None)
+
+    def adapter(self, policy: int) -> Path:
+        """Return the folder of a validated policy's adapter."""
+        return self._folder / f"policy-{policy}"
 
     def publish_best(self, target: Path) -> Validation | None:
         """Publish the best policy's adapter and drop the others; None if no policy was validated."""
         best = self.best()
         if best is None:
             return None
-        place = self._place(best.policy)
+        place = self.adapter(best.policy)
 
         def fill(staging: Path) -> None:
             shutil.copytree(place, staging, dirs_exist_ok=True, ignore=shutil.ignore_patterns(FIGURES))
@@ -82,11 +89,9 @@ class Validations:
             if int(place.name.rpartition("-")[2]) > policy:
                 shutil.rmtree(place)
 
-    def _all(self) -> list[Validation]:
+    def all(self) -> list[Validation]:
+        """Return the figures of all validated policies."""
         return [
             Validation(**json.loads(path.read_text(encoding="utf-8")))
             for path in self._folder.glob(f"policy-*/{FIGURES}")
         ]
-
-    def _place(self, policy: int) -> Path:
-        return self._folder / f"policy-{policy}"

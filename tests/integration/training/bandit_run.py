@@ -17,6 +17,7 @@ from unittest.mock import patch
 import torch
 from torch.distributed.tensor import DTensor
 
+from sandbox.contract import Score
 from tests.local_source import LocalSource
 from tests.unit.training.bandit import Bandit
 from tests.unit.training.tiny import tokenizer
@@ -29,7 +30,7 @@ from traced.training.drift import judge
 from traced.training.job import TrainingJob, read_job
 from traced.training.metrics import Metrics
 from traced.training.policy_engine import EngineLoad
-from traced.training.rollouts import RolloutFunction
+from traced.training.rollout_function import RolloutFunction
 
 SCRIPTED = "scripted:"
 MODULE = "tests.integration.training.bandit_run"
@@ -67,6 +68,18 @@ class ScriptedEngine:
 
     def close(self) -> None:
         """Do nothing."""
+
+
+class PartlyHopeless(Bandit):
+    """Scores 0 on the seeds of the iterations in the job's tag ``hopeless``, which are counted from 1."""
+
+    def __init__(self, job: TrainingJob) -> None:
+        super().__init__()
+        iterations = job.tags.get("hopeless", "").split()
+        self.hopeless = {seed for iteration in iterations for seed in job.group_seeds(int(iteration) - 1)}
+
+    def score(self) -> Score:
+        return Score(0.0, False) if self.seed in self.hopeless else super().score()
 
 
 def shift_logprobs(engine: Any) -> None:
@@ -122,7 +135,7 @@ def train(job: TrainingJob) -> list[Metrics]:
         print("iteration", iteration["iteration"], flush=True)
 
     with planned_samples(job):
-        grpo.train(job, on_metric, lambda _: LocalSource("bandit", Bandit))
+        grpo.train(job, on_metric, lambda _: LocalSource("bandit", lambda: PartlyHopeless(job)))
     return metrics
 
 

@@ -30,7 +30,8 @@ from traced.training.drift import Source, judge
 from traced.training.errors import JobChangedError, NothingToLearn, TrainingPaused
 from traced.training.job import TrainingJob
 from traced.training.metrics import Metrics, read_metrics, read_samples
-from traced.training.rollouts import Rollout, RolloutFunction
+from traced.training.rollout_function import RolloutFunction
+from traced.training.rollouts import Rollout
 from traced.training.trainer import EPSILON, GroupRelativeTrainer
 
 

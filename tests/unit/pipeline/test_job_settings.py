@@ -24,7 +24,8 @@ def test_what_a_gpu_needs_is_taken_from_the_settings(tmp_path: Path) -> None:
 
 
 def test_what_chooses_seeds_and_policy_is_taken_from_the_settings(tmp_path: Path) -> None:
-    values = {"open_share": 0.5, "validate_every": 5, "validation_seeds": 7}
+    values = {"open_share": 0.5, "validate_every": 5, "validation_seeds": 7, "recoveries": 2}
+    values |= {"recovery_lr": 0.25, "recovery_temperature": 1.5}
     result = job(tmp_path, **values)
     assert {key: getattr(result, key) for key in values} == values
     settings = load_settings(tmp_path, {"engine.temperature": 0.3})
@@ -39,6 +40,7 @@ def test_what_chooses_seeds_and_policy_is_taken_from_the_settings(tmp_path: Path
         (TrainingResult("a", 60, 0, 1.0), ""),
         (TrainingResult("a", 60, 0, 1.0, policy=35), "published is the policy after 35 of 60 updates"),
         (TrainingResult("a", 9, 0, 1.0, stalled="s", policy=5), "s; published is the policy after 5 of 9 updates"),
+        (TrainingResult("a", 9, 0, 1.0, stalled="s", policy=9, recoveries=["r1", "r2"]), "r1; r2; s"),
     ],
 )
 def test_a_finished_run_says_which_policy_it_published(result: TrainingResult, text: str) -> None:

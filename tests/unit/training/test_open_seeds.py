@@ -5,7 +5,9 @@ from typing import Any
 
 from traced.rollouts.errors import Fault, Infrastructure
 from traced.training.job import TrainingJob
+from traced.training.metrics import append
 from traced.training.open_seeds import WINDOW, OpenSeeds
+from traced.training.recovery import Recovery
 from traced.training.rollouts import Rollout
 
 FRESH = [100, 101, 102, 103]
@@ -50,3 +52,12 @@ def test_no_seed_is_drawn_twice_in_an_iteration(tmp_path: Path) -> None:
     seeds = open_seeds(tmp_path)
     seeds.record(0, groups((100, [0, 1]), (7, [0, 1])))
     assert seeds.draw(1, FRESH, 1) == [100, 101, 102, 7]
+
+
+def test_what_a_policy_that_was_given_up_could_not_do_does_not_count(tmp_path: Path) -> None:
+    seeds = open_seeds(tmp_path, validate_every=2, recoveries=1)
+    seeds.record(2, groups((1, [0, 1]), (2, [0, 1])))  # sampled from policy 2
+    seeds.record(3, groups((1, [0, 0]), (3, [0, 1])))
+    assert sorted(seeds.draw(4, FRESH, 4)) == [2, 3, 100, 101]
+    append(tmp_path / "recoveries.jsonl", Recovery(4, 2, 0.1, 1.0, "").__dict__)
+    assert sorted(seeds.draw(4, FRESH, 4)) == [1, 2, 100, 101]

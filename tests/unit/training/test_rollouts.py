@@ -24,7 +24,8 @@ from traced.targets.errors import ConversationTooLong, SimulatorError, UserUnava
 from traced.training.errors import EngineLost, EnvironmentFailed, TrainingPaused
 from traced.training.in_process_engine import InProcessEngine
 from traced.training.policy_engine import EngineLoad
-from traced.training.rollouts import End, IterationRollouts, Rollout, RolloutFunction, RolloutLimits, Sampler
+from traced.training.rollout_function import RolloutFunction
+from traced.training.rollouts import End, IterationRollouts, Rollout, RolloutLimits, Sampler
 
 TOK = tokenizer()
 LIMITS = RolloutLimits(max_turns=4, max_length=200, max_tokens=5, step_timeout_s=20.0)
@@ -490,6 +491,23 @@ def test_with_overlap_the_next_iteration_is_sampled_from_the_weights_before_the_
     assert in_sampler(use, engine) == [(0, 0), (1, 0), (2, 1)]
     assert engine.synchronised == [("weights 0", 0), ("weights 0", 0), ("weights 1", 1)]
     assert outcome == [(1, [20, 40]), (2, [21, 41]), (3, [22, 42])]
+
+
+def test_a_run_that_goes_back_samples_its_next_iteration_anew_at_its_temperature() -> None:
+    engine = FreeEngine()
+
+    def use(sampler: Sampler) -> list[int]:
+        function = RolloutFunction(sampler, 3, 0, TOK.eos_token_id, lambda *arguments: None, next_seeds)
+        function(prompts(0), trainer_at(0))
+        function.restart(1.5)
+        engine.requests.clear()
+        function(prompts(1), trainer_at(1))
+        function.close()
+        return [function.last.policy]
+
+    assert in_sampler(use, engine) == [1]
+    assert engine.synchronised == [("weights 0", 0), ("weights 0", 0), ("weights 1", 1), ("weights 1", 1)]
+    assert {request.sampling.temperature for _, request in engine.requests} == {1.5}
 
 
 def test_the_next_iteration_is_sampled_during_the_update() -> None:

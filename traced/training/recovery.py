@@ -1,0 +1,127 @@
+"""Go back to the best policy when a training has collapsed: its groups give no gradient any more, and episodes fail.
+
+A run has collapsed if in its last ``PATIENCE`` iterations episodes failed, and either no group had a gradient, or at
+most ``SMALL_SHARE`` of the groups were mixed and the success was ``SMALL_SHARE`` below the best validation's. Mixed
+groups are the criterion, because the gradient comes from nothing else; the entropy that a healthy policy has depends on
+its model and environment, so a bound on it would be one more constant to tune. The success separates a collapse from a
+policy that has learned what it can. A run that never had a gradient has not collapsed, but failed (``NothingToLearn``).
+
+The answer: the weights of the best validated policy, optimizer moments of 0, a lower learning rate, and a higher
+sampling temperature, each by a factor per recovery. ``training.recoveries`` bounds their number.
+
+Invariants: a decision is on disk (``recoveries.jsonl``) before the checkpoint of its iteration, which has the restored
+weights. A run that is resumed from an earlier checkpoint forgets it, and decides the same from the same metrics.
+
+Not covered: a collapse in the last iteration, after which nothing would be trained.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+
+from traced.core.files import publish_file
+from traced.training.job import TrainingJob, Validation
+from traced.training.metrics import PATIENCE, Metrics, append, has_signal, is_outage, read_metrics
+
+RECOVERIES = "recoveries.jsonl"
+SMALL_SHARE = 0.1  # share of the groups, and of the episodes, that counts as few
+
+
+@dataclass(frozen=True)
+class Recovery:
+    """After ``iteration`` the run goes on from the policy with ``policy`` updates, at this rate and temperature."""
+
+    iteration: int
+    policy: int
+    lr: float
+    temperature: float
+    reason: str
+
+    @property
+    def message(self) -> str:
+        """Return the decision in a sentence."""
+        return (
+            f"iteration {self.iteration}: collapsed ({self.reason}); back to policy {self.policy}, "
+            f"lr {self.lr:.3g}, temperature {self.temperature:.3g}"
+        )
+
+
+class Recoveries:
+    """The recoveries of a job's run."""
+
+    def __init__(self, job: TrainingJob) -> None:
+        self._job = job
+        self._file = job.out / RECOVERIES
+
+    def all(self) -> list[Recovery]:
+        """Return them in order."""
+        # A dictionary of figures, iteration included, as every line of such a file.
+        return [Recovery(**row) for row in read_metrics(self._file)]  # type: ignore[arg-type]
+
+    @property
+    def last_iteration(self) -> int:
+        """Return the iteration of the last one; 0 without any."""
+        return max((recovery.iteration for recovery in self.all()), default=0)
+
+    def current(self) -> TrainingJob:
+        """Return the job with the learning rate and the temperature that hold now."""
+        past = self.all()
+        return replace(self._job, lr=past[-1].lr, temperature=past[-1].temperature) if past else self._job
+
+    def decide(self, validated: Sequence[Validation]) -> Recovery | None:
+        """Return the recovery that the newest iteration calls for, and store it; None if there is nothing to do.
+
+        Args:
+            validated: The figures of the policies that the run may go back to.
+        """
+        rows, past = read_metrics(self._job.metrics), self.all()
+        iteration = int(rows[-1]["iteration"]) if rows else 0
+        # The policies of the last iterations are those that have collapsed, whatever their validation says.
+        given_up = self.given_up()
+        candidates = [v for v in validated if v.policy < iteration - PATIENCE and v.policy not in given_up]
+        if len(past) >= self._job.recoveries or iteration >= self._job.iterations or not candidates:
+            return None
+        best = max(candidates)
+        reason = collapse(rows, best, start=self.last_iteration)
+        if not reason:
+            return None
+        job = self.current()
+        recovery = Recovery(
+            iteration,
+            best.policy,
+            job.lr * job.recovery_lr,
+            job.temperature * job.recovery_temperature,
+            reason,
+        )
+        append(self._file, asdict(recovery))
+        return recovery
+
+    def forget_after(self, iterations: int) -> None:
+        """Drop those after this number of iterations, which are run again."""
+        if self._file.exists():
+            remaining = [asdict(recovery) for recovery in self.all() if recovery.iteration <= iterations]
+            publish_file(self._file, "".join(json.dumps(row) + "\n" for row in remaining))
+
+    def given_up(self) -> set[int]:
+        """Return the policies that the run has gone back behind; policy N has sampled iteration N + 1."""
+        return {policy for recovery in self.all() for policy in range(recovery.policy + 1, recovery.iteration)}
+
+
+def collapse(rows: Sequence[Metrics], best: Validation, *, start: int = 0) -> str:
+    """Return what the collapse of a run looks like, "" if it has not collapsed; only iterations above ``start`` count.
+
+    Source: the module's docstring.
+    """
+    last = [row for row in rows if row["iteration"] > start][-PATIENCE:]
+    if len(last) < PATIENCE or not any(has_signal(row) for row in rows[:-PATIENCE]):
+        return ""
+    if any(row["success"] == 1.0 or is_outage(row) for row in last):
+        return ""
+    mixed_share, success, entropy = (
+        sum(row[name] for row in last) / PATIENCE for name in ("mixed_groups", "success", "entropy")
+    )
+    is_below = mixed_share <= SMALL_SHARE and success <= best.success - SMALL_SHARE
+    if any(has_signal(row) for row in last) and not is_below:
+        return ""
+    groups = f"mixed groups {mixed_share:.0%}" if mixed_share else "no mixed group"
+    return f"{groups} in {PATIENCE} iterations, entropy {entropy:.2f}, success {success:.2f}"
