@@ -1,186 +1,291 @@
-"""Merge LoRA adapters of one base into a single LoRA adapter.
+"""Merge LoRA adapters of one base into one LoRA adapter.
 
-Merging is done in core space (Panariello et al. 2025, "Accurate and efficient low-rank model merging in core space"):
-per module the members' updates are expressed in common bases of their columns and rows, as square matrices of the
-members' ranks together. So the work depends on the ranks and not on the width of the model, and the result is a LoRA
-exactly. The methods:
+Merging is done in core space (Panariello et al. 2025, "Accurate and Efficient Low-Rank Model Merging in Core Space"):
+per module, the updates s_i B_i A_i become small matrices in common orthonormal bases of all B_i and of all A_i. Their
+size is the sum of the ranks, so the cost hardly depends on the model's width, and the result is exactly a LoRA.
 
-    mean   the mean of the updates
-    ties   trim to the largest entries, elect a sign, mean of those that agree (TIES, Yadav et al. 2023)
-    dare   drop entries at random and rescale the others, then the mean (DARE, Yu et al. 2024)
-    tsv    singular vectors of all members, orthogonalised, with their singular values (Gargiulo et al. 2025)
+    mean   mean of the updates
+    ties   entries that are small, or against the elected sign, are dropped; mean of the others
+    dare   entries are dropped at random and the others rescaled; mean
+    tsv    sum of the members' singular vectors, made orthogonal to one another ("CORE-TSV")
 
-Invariants: the same input gives the same bytes; the written adapter has alpha = rank. Not covered: adapters with more
-than LoRA weights of linear modules (DoRA, biases, embeddings, experts in one parameter); they are refused.
+Invariants: on one machine the same input gives the same bytes; alpha is the rank, so that the scaling is 1; every
+module has the same rank. How it fails: with a MergeError, and nothing is written. Not covered, and refused: weights
+other than LoRA's (DoRA, biases, embeddings, ``modules_to_save``), ranks or alphas per module, initialisations that
+change the base.
 """
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import reduce
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from traced.core.files import publish_folder
 from traced.core.seeds import derive_seed
+from traced.inference.adapter_base import FILE as BASE
 from traced.training.errors import TrainingError
 
 Method = Literal["mean", "ties", "dare", "tsv"]
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 LORA_A, LORA_B = ".lora_A.weight", ".lora_B.weight"
-# Fields of a configuration that change what the weights mean, with the values that are understood.
-SUPPORTED: dict[str, Any] = {
-    "use_dora": (False, None),
-    "bias": ("none",),
-    "modules_to_save": (None, []),
-    "target_parameters": (None, []),
-    "rank_pattern": (None, {}),
-    "alpha_pattern": (None, {}),
-    "fan_in_fan_out": (False, None),
-}
-TIES_DENSITY = 0.2  # share of the entries that stay, as in the paper
-DARE_DROP = 0.5  # probability that an entry is dropped
-NEGLIGIBLE = 1e-7  # singular values below this share of the largest are noise
+TIES_DENSITY = 0.2  # share of the entries that are kept; Yadav et al. 2023, section 4
+DARE_DROP_RATE = 0.2  # of the authors' code where it merges language models: github.com/yule-BUAA/MergeLM
+NEGLIGIBLE = 1e-7  # singular values below this share of the largest are rounding errors of float32
+
+# Fields of a configuration that the merged adapter has its own values of.
+OVERRIDDEN = {"r", "lora_alpha", "use_rslora", "target_modules", "init_lora_weights"}
+# Fields that must be the same in all members.
+COMMON = ["task_type", "target_parameters", "layers_to_transform", "layers_pattern", "exclude_modules"]
+COMMON += ["peft_type", "fan_in_fan_out", "revision", "auto_mapping"]
+# Fields that do not change what the weights of a plain LoRA mean.
+NEUTRAL = {"base_model_name_or_path", "inference_mode", "lora_dropout", "peft_version", "megatron_core"}
+NEUTRAL |= {"qalora_group_size", "eva_config", "runtime_config"}
+UNSET: tuple[Any, ...] = (None, False, 0, "none", {}, [])
+# Other initialisations (PiSSA, OLoRA, CorDA, LoftQ ...) change the base as well when PEFT loads the adapter.
+INITIALISATIONS = (True, False, "gaussian", "eva", "orthogonal")
 
 
 class MergeError(TrainingError):
-    """Adapters that cannot be merged; the message says why."""
+    """Adapters that cannot be merged."""
 
 
 @dataclass(frozen=True)
-class _Member:
-    """An adapter: its configuration, and by module the factors A [r, in] and B [out, r], with its scaling in B."""
+class _Adapter:
+    """Configuration and tensors of a folder; ``modules`` are the names before ``LORA_A`` and ``LORA_B``."""
 
+    folder: Path
     config: dict[str, Any]
-    factors: dict[str, tuple[Tensor, Tensor]]
-    dtype: torch.dtype
+    rank: int
+    scaling: float
+    base_digest: str
+    tensors: dict[str, Tensor]
+    modules: frozenset[str]
 
 
 def merge(members: Sequence[Path], out: Path, method: Method, *, scale: float, max_rank: int, seed: int = 0) -> None:
-    """Write the merged adapter of these folders (PEFT layout) to the folder ``out``.
+    """Write the merge of adapter folders (PEFT layout) to the folder ``out``, replacing it if it exists.
 
     Args:
-        scale: The merged update is this times the combination by ``method``: with "mean" and as many members as
-            ``scale`` it is the sum of the updates.
-        max_rank: The rank that the result is truncated to, by its singular values.
-        seed: Of the entries that "dare" drops.
+        members: Folders of adapters of one base; a module that one of them does not adapt has an update of zero there.
+        scale: The merged update is ``scale`` times the combination by ``method``. For "mean", "ties" and "dare" the
+            combination has the size of one update (with "mean" and scale k, k updates are summed); for "tsv" it has
+            the size of their sum.
+        max_rank: Updates of a higher rank are truncated to their largest singular values.
+        seed: Chooses the entries that "dare" drops.
 
     Raises:
-        MergeError: A folder is no plain LoRA adapter, or the members have different bases.
+        MergeError: A folder holds no plain LoRA adapter, weights are not finite, or the members do not fit together.
+        DiskError: The disk is full.
     """
     adapters = [_read(folder) for folder in members]
-    bases = {member.config.get("base_model_name_or_path") for member in adapters}
-    if len(bases) > 1:
-        raise MergeError(f"adapters of different bases cannot be merged: {', '.join(sorted(map(str, bases)))}")
-    modules = sorted({name for member in adapters for name in member.factors})
+    config = _merged_config(adapters)
+    dtypes = {tensor.dtype for adapter in adapters for tensor in adapter.tensors.values()}
+    dtype = reduce(torch.promote_types, dtypes)
+    factors: dict[str, tuple[Tensor, Tensor]] = {}
+    with _one_thread():
+        for module in sorted(frozenset[str]().union(*(adapter.modules for adapter in adapters))):
+            left, cores, right = _to_core_space(module, adapters)
+            generator = torch.Generator().manual_seed(derive_seed(seed, module))
+            lora_a, lora_b = _factorise(left, scale * METHODS[method](cores, generator), right, max_rank)
+            factors[module] = lora_a.to(dtype), lora_b.to(dtype)
+    rank = max(lora_a.shape[1] for lora_a, _ in factors.values())
     tensors: dict[str, Tensor] = {}
-    cores = {name: _cores(name, adapters) for name in modules}
-    merged: dict[str, tuple[Tensor, Tensor]] = {}
-    for name, (columns, core, rows) in cores.items():
-        generator = torch.Generator().manual_seed(derive_seed(seed, name))
-        update = scale * METHODS[method](core, generator)
-        merged[name] = _factors(columns, update, rows, max_rank)
-    rank = max(factor_a.shape[0] for factor_a, _ in merged.values())
-    for name, (factor_a, factor_b) in merged.items():
-        missing = rank - factor_a.shape[0]
-        # PEFT has one rank for all modules; rows of zeros change nothing.
-        tensors[name + LORA_A] = (
-            torch.nn.functional.pad(factor_a, (0, 0, 0, missing)).to(adapters[0].dtype).contiguous()
-        )
-        tensors[name + LORA_B] = torch.nn.functional.pad(factor_b, (0, missing)).to(adapters[0].dtype).contiguous()
-    targets = sorted({target for member in adapters for target in _targets(member.config)})
-    config = {**adapters[0].config, "r": rank, "lora_alpha": rank, "use_rslora": False, "target_modules": targets}
+    for module, (lora_a, lora_b) in factors.items():
+        # One rank for all modules, because vLLM and PEFT allocate by that of the configuration.
+        missing = rank - lora_a.shape[1]
+        lora_a = torch.nn.functional.pad(lora_a, (0, 0, 0, missing))
+        lora_b = torch.nn.functional.pad(lora_b, (0, missing))
+        tensors[module + LORA_A] = lora_a.flatten(0, 1).contiguous()
+        tensors[module + LORA_B] = lora_b.permute(1, 2, 0).flatten(1).contiguous()
+    config |= {"r": rank, "lora_alpha": rank, "use_rslora": False, "init_lora_weights": True}
 
-    def fill(staging: Path) -> None:
+    def write(staging: Path) -> None:
         (staging / CONFIG).write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
         save_file(tensors, staging / WEIGHTS, metadata={"format": "pt"})
 
-    publish_folder(out, fill)
+    publish_folder(out, write)
 
 
-def _targets(config: dict[str, Any]) -> list[str]:
-    targets = config.get("target_modules")
-    return [targets] if isinstance(targets, str) else list(targets or [])
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Compute on one thread: rounding depends on their number, and for matrices of this size more are slower."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
-def _read(folder: Path) -> _Member:
+def _read(folder: Path) -> _Adapter:
     try:
         config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
-        tensors = load_file(folder / WEIGHTS)
-    except (OSError, ValueError) as error:
-        raise MergeError(f"{folder} holds no adapter that can be adapters: {error}") from error
-    for name, allowed in SUPPORTED.items():
-        if config.get(name) not in allowed:
-            raise MergeError(f"{folder.name} has {name} = {config[name]!r}; only plain LoRA adapters can be merged")
-    names = {key.removesuffix(LORA_A).removesuffix(LORA_B) for key in tensors}
-    if odd := sorted(key for key in tensors if not key.endswith((LORA_A, LORA_B))):
-        raise MergeError(f"{folder.name} has the weights {odd[0]}; only LoRA of linear modules can be merged")
-    scaling = config["lora_alpha"] / (config["r"] ** 0.5 if config.get("use_rslora") else config["r"])
-    factors = {
-        name: (tensors[name + LORA_A].double(), tensors[name + LORA_B].double() * scaling)
-        for name in names
-        if name + LORA_A in tensors and name + LORA_B in tensors
-    }
-    if not factors or not all(a.isfinite().all() and b.isfinite().all() for a, b in factors.values()):
-        raise MergeError(f"{folder.name} has no weights, or weights that are not finite")
-    return _Member(config, factors, next(iter(tensors.values())).dtype)
+        tensors = load_file(folder / WEIGHTS)  # mapped: the values are read when they are used
+        rank = int(config["r"])
+        scaling = config["lora_alpha"] / (rank**0.5 if config.get("use_rslora") else rank)
+        base = json.loads((folder / BASE).read_text(encoding="utf-8")) if (folder / BASE).exists() else {}
+        digest = str(base.get("digest", ""))
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, SafetensorError) as error:
+        raise MergeError(f"{folder} holds no LoRA adapter that can be read: {error!r}") from error
+    modules = frozenset(key.removesuffix(LORA_A) for key in tensors if key.endswith(LORA_A))
+    adapter = _Adapter(folder, config, rank, scaling, digest, tensors, modules)
+    _check_config(adapter)
+    pairs = {module + suffix for module in modules for suffix in (LORA_A, LORA_B)}
+    if pairs != tensors.keys() or not pairs:
+        odd = min(pairs ^ tensors.keys(), default="none")
+        raise _not_plain(adapter, f"its weights are not pairs of A and B: {odd}")
+    for module in sorted(modules):
+        shapes = tensors[module + LORA_A].shape, tensors[module + LORA_B].shape
+        if [len(shape) for shape in shapes] != [2, 2] or shapes[0][0] != shapes[1][1] or shapes[0][0] % rank:
+            raise _not_plain(adapter, f"{module} has the shapes {list(shapes[0])} and {list(shapes[1])} at rank {rank}")
+    return adapter
 
 
-def _cores(name: str, members: Sequence[_Member]) -> tuple[Tensor, Tensor, Tensor]:
-    """Return a module's common bases of columns [out, R] and rows [R, in], and the updates in them [members, R, R]."""
-    factors = [member.factors[name] for member in members if name in member.factors]
-    shapes = {(a.shape[1], b.shape[0]) for a, b in factors}
-    if len(shapes) > 1:
-        raise MergeError(f"the module {name} has different sizes in the adapters: they are of different bases")
-    columns = torch.linalg.svd(torch.cat([b for _, b in factors], dim=1), full_matrices=False).U
-    rows = torch.linalg.svd(torch.cat([a for a, _ in factors]), full_matrices=False).Vh
-    core = torch.stack([(columns.T @ b) @ (a @ rows.T) for a, b in factors])
-    # A member without the module has an update of zero there.
-    absent = torch.zeros(len(members) - len(factors), *core.shape[1:], dtype=core.dtype)
-    return columns, torch.cat([core, absent]), rows
+def _check_config(adapter: _Adapter) -> None:
+    config = adapter.config
+    if config.get("peft_type") != "LORA":
+        raise _not_plain(adapter, f"peft_type = {config.get('peft_type')!r}")
+    if config.get("init_lora_weights", True) not in INITIALISATIONS:
+        raise _not_plain(adapter, f"init_lora_weights = {config['init_lora_weights']!r}")
+    for field in sorted(config.keys() - OVERRIDDEN - set(COMMON) - NEUTRAL):
+        if config[field] not in UNSET:
+            raise _not_plain(adapter, f"{field} = {config[field]!r}")
 
 
-def _factors(columns: Tensor, update: Tensor, rows: Tensor, max_rank: int) -> tuple[Tensor, Tensor]:
-    """Return the factors A [r, in] and B [out, r] of an update in core space."""
-    left, values, right = torch.linalg.svd(update, full_matrices=False)
-    rank = max(1, min(max_rank, int((values > NEGLIGIBLE * values[0]).sum())))
-    root = values[:rank].sqrt()
-    return (root[:, None] * right[:rank]) @ rows, (columns @ left[:, :rank]) * root
+def _not_plain(adapter: _Adapter, reason: str) -> MergeError:
+    return MergeError(
+        f"the adapter in {adapter.folder} cannot be merged: {reason}",
+        hint="merge without it, or train it as a plain LoRA of linear layers or experts",
+    )
 
 
-def _mean(core: Tensor, _: torch.Generator) -> Tensor:
-    return core.mean(dim=0)
+def _merged_config(adapters: Sequence[_Adapter]) -> dict[str, Any]:
+    """Return the first member's configuration with the target modules of all; raises MergeError."""
+    if not adapters:
+        raise MergeError("there is no adapter to merge")
+    first = adapters[0]
+    targets = [adapter.config.get("target_modules") or [] for adapter in adapters]
+    for other, target in zip(adapters[1:], targets[1:], strict=True):
+        names = [Path(adapter.config.get("base_model_name_or_path") or "").name for adapter in (first, other)]
+        if names[0] != names[1]:
+            raise _differ(first, other, f"their base models are {names[0]!r} and {names[1]!r}")
+        for field in COMMON:
+            values = first.config.get(field), other.config.get(field)
+            if values[0] != values[1]:
+                raise _differ(first, other, f"{field} is {values[0]!r} and {values[1]!r}")
+        # Lists of names can be united, expressions cannot.
+        if target != targets[0] and str in (type(target), type(targets[0])):
+            raise _differ(first, other, f"target_modules is {targets[0]!r} and {target!r}")
+    with_digest = [adapter for adapter in adapters if adapter.base_digest]
+    for other in with_digest[1:]:
+        if other.base_digest != with_digest[0].base_digest:
+            raise _differ(with_digest[0], other, f"the weights of their base models differ ({BASE})")
+    union = targets[0] if isinstance(targets[0], str) else sorted({name for target in targets for name in target})
+    return {**first.config, "target_modules": union}
 
 
-def _ties(core: Tensor, _: torch.Generator) -> Tensor:
-    sizes = core.abs().flatten(1)
-    count = max(1, round(TIES_DENSITY * sizes.shape[1]))
-    bound = sizes.topk(count, dim=1).values[:, -1]
-    trimmed = torch.where(core.abs() >= bound[:, None, None].clamp(min=torch.finfo(core.dtype).tiny), core, 0.0)
-    agrees = (trimmed.sign() == trimmed.sum(dim=0).sign()) & (trimmed != 0)
-    return (trimmed * agrees).sum(dim=0) / agrees.sum(dim=0).clamp(min=1)
+def _differ(first: _Adapter, other: _Adapter, reason: str) -> MergeError:
+    return MergeError(
+        f"the adapters in {first.folder} and {other.folder} cannot be merged: {reason}",
+        hint="merge adapters that were trained on the same base model with the same targets",
+    )
 
 
-def _dare(core: Tensor, generator: torch.Generator) -> Tensor:
-    stays = torch.rand(core.shape, generator=generator, dtype=core.dtype) >= DARE_DROP
-    return (core * stays / (1 - DARE_DROP)).mean(dim=0)
+def _matrices(module: str, adapter: _Adapter) -> tuple[Tensor, Tensor]:
+    """Return A (experts, rank, in) and scaling * B (experts, out, rank) of a module; a linear layer is one expert.
+
+    PEFT stacks the pairs of the experts: in A the expert is the slow index of the rows, in B the fast one of the
+    columns (``ParamWrapper.get_delta_weight``).
+    """
+    lora_a, lora_b = (adapter.tensors[module + suffix].double() for suffix in (LORA_A, LORA_B))
+    if not (lora_a.isfinite().all() and lora_b.isfinite().all()):
+        raise _not_plain(adapter, f"{module} has weights that are not finite")
+    experts = lora_a.shape[0] // adapter.rank
+    lora_b = lora_b.reshape(-1, adapter.rank, experts).permute(2, 0, 1)
+    return lora_a.reshape(experts, adapter.rank, -1), lora_b * adapter.scaling
 
 
-def _tsv(core: Tensor, _: torch.Generator) -> Tensor:
-    left, values, right = torch.linalg.svd(core, full_matrices=False)
-    share = max(1, core.shape[1] // len(core))
-    lefts = torch.cat(list(left[:, :, :share]), dim=1)
-    rights = torch.cat(list(right[:, :share]))
-    return (_orthogonal(lefts) * values[:, :share].flatten()) @ _orthogonal(rights)
+def _to_core_space(module: str, adapters: Sequence[_Adapter]) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the left basis (experts, out, n), the updates (members, experts, n, m), the right basis (experts, m, in).
+
+    n and m are the sums of the ranks, or the width if that is smaller.
+    """
+    owners = [adapter for adapter in adapters if module in adapter.modules]
+    pairs = [_matrices(module, adapter) for adapter in owners]
+    sizes = [(len(lora_a), lora_b.shape[1], lora_a.shape[2]) for lora_a, lora_b in pairs]
+    for adapter, size in zip(owners, sizes, strict=True):
+        if size != sizes[0]:
+            raise _differ(owners[0], adapter, f"{module} has (experts, out, in) = {sizes[0]} and {size}")
+    left = torch.linalg.svd(torch.cat([lora_b for _, lora_b in pairs], dim=2), full_matrices=False).U
+    right = torch.linalg.svd(torch.cat([lora_a for lora_a, _ in pairs], dim=1), full_matrices=False).Vh
+    cores = torch.stack([(left.mT @ lora_b) @ (lora_a @ right.mT) for lora_a, lora_b in pairs])
+    absent = cores.new_zeros(len(adapters) - len(owners), *cores.shape[1:])
+    return left, torch.cat([cores, absent]), right
 
 
-def _orthogonal(matrix: Tensor) -> Tensor:
-    """Return the nearest matrix with orthonormal columns or rows (the polar factor)."""
-    left, _, right = torch.linalg.svd(matrix, full_matrices=False)
-    return left @ right
+def _factorise(left: Tensor, update: Tensor, right: Tensor, max_rank: int) -> tuple[Tensor, Tensor]:
+    """Return A (experts, rank, in) and B (experts, out, rank), of equal norms, of an update in core space."""
+    u, values, vt = torch.linalg.svd(update, full_matrices=False)
+    significant = _significant(values)
+    rank = min(max_rank, max(1, int(significant.sum(dim=1).max())))
+    roots = (values * significant).sqrt()[:, :rank]
+    return (roots.unsqueeze(2) * vt[:, :rank]) @ right, (left @ u[:, :, :rank]) * roots.unsqueeze(1)
+
+
+def _significant(values: Tensor) -> Tensor:
+    """Return which singular values, sorted in the last dimension, are more than rounding errors."""
+    return values > NEGLIGIBLE * values[..., :1]
+
+
+def _mean(cores: Tensor, _: torch.Generator) -> Tensor:
+    return cores.mean(dim=0)
+
+
+def _ties(cores: Tensor, _: torch.Generator) -> Tensor:
+    """Trim, elect signs, disjoint mean (Yadav et al. 2023, arXiv 2306.01708); entries without a majority are zero."""
+    sizes = cores.abs()
+    count = max(1, round(TIES_DENSITY * sizes[0, 0].numel()))
+    smallest = sizes.flatten(2).topk(count).values[:, :, -1]
+    trimmed = torch.where(sizes >= smallest[:, :, None, None], cores, 0.0)
+    agreeing = trimmed * trimmed.sum(dim=0) > 0
+    return (trimmed * agreeing).sum(dim=0) / agreeing.sum(dim=0).clamp(min=1)
+
+
+def _dare(cores: Tensor, generator: torch.Generator) -> Tensor:
+    """Drop at random and rescale (Yu et al. 2024, arXiv 2311.03099), then the mean."""
+    mask = torch.rand(cores.shape, generator=generator, dtype=cores.dtype) >= DARE_DROP_RATE
+    return (cores * mask).mean(dim=0) / (1 - DARE_DROP_RATE)
+
+
+def _tsv(cores: Tensor, _: torch.Generator) -> Tensor:
+    """TSV-Merge (Gargiulo et al. 2025, arXiv 2412.00081, algorithm 1): each of k members keeps a k-th of the vectors.
+
+    Unlike in the authors' code, vectors of singular values that are zero take no part, so that members of lower rank
+    add no arbitrary directions, and a member without the module takes no share.
+    """
+    cores = cores[cores.flatten(1).any(dim=1)]
+    if not len(cores):
+        return cores.sum(dim=0)
+    u, values, vt = torch.linalg.svd(cores, full_matrices=False)
+    share = max(1, values.shape[2] // len(cores))
+    values = (values * _significant(values))[:, :, :share]
+    lefts = torch.cat(list(u[..., :share] * (values > 0).unsqueeze(2)), dim=2)
+    rights = torch.cat(list(vt[:, :, :share] * (values > 0).unsqueeze(3)), dim=1)
+    return (_polar(lefts) * torch.cat(list(values), dim=1).unsqueeze(1)) @ _polar(rights)
+
+
+def _polar(matrices: Tensor) -> Tensor:
+    """Return the orthogonal polar factor, the solution of the Procrustes problem, on the matrices' own span."""
+    u, values, vt = torch.linalg.svd(matrices, full_matrices=False)
+    return (u * _significant(values).unsqueeze(1)) @ vt
 
 
 METHODS: dict[Method, Callable[[Tensor, torch.Generator], Tensor]] = {
