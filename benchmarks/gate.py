@@ -1,30 +1,37 @@
 """The gate's error and power, by simulation of the code that judges.
 
-    python -m benchmarks.gate [--simulations 1000] [--seed 0] [--json]
+    python -m benchmarks.gate [--simulations 2000] [--seed 0] [--json]
 
 A target is a list of tasks. Base and adapter play each of them ``trials`` times, a round per trial. A task's success
 probability comes from a Gaussian copula: outcomes of runs of one task, of either model, have latents with the given
 correlation, and the base succeeds with the given mean. The adapter's gain is the same for every task on the latent
-scale. Cells: base success 0.1, 0.33, 0.5, 0.9; correlation 0, 0.5, 0.9; 17, 50, 200 tasks with 1, 4, 8 trials.
+scale. Cells: base success 0.1, 0.33, 0.5, 0.9; correlation 0, 0.5, 0.9; 17, 50, 200 tasks with 1, 4, 8 trials. A third
+of the tasks are regression tasks; the environment has 200 seeds.
 
 For each cell, before (three Bonferroni rounds of two-sided intervals, fixed margins) and after:
 - power: how often the target's comparison passes with a gain of 14 points (8 at base 0.9), and the whole gate, with an
-  environment that gains 40 points and regression tasks, a third of the target, that do not change;
-- error: how often the target's comparison passes at its margin (no gain; for a target that is too small the loss that
-  it guards against), with the change equal in all tasks, and with half of the tasks gaining what the others lose; how
-  often the regression comparison passes at its margin.
+  environment that gains 40 points and regression tasks that do not change;
+- error: how often a comparison passes that must not: the target without a gain, with the change equal in all tasks
+  ("target") or with half of the tasks gaining what the others lose ("mixed"); regression tasks with the loss of the
+  margin; the whole gate, everything else as above, with an environment at its margin ("environment"), and with a target
+  without a gain if the gate requires one ("gate");
+- loss: how often the whole gate passes if the target loses as much as it gains for the power, and everything else
+  is as there. Where the target is untested, nothing but evidence of a loss keeps such an adapter from the canary.
 
 Aims: no error above 5 % by more than three standard errors of the simulation; power >= 80 % of comparison and whole
 gate at base 0.33, 50 tasks, 4 trials, and, for +8, at base 0.9. Exit code 1 when one is missed.
 """
 
 import argparse
+import importlib
+import importlib.util
 import itertools
 import json
 import math
 import sys
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
 from multiprocessing import Pool
 from typing import Any
 
@@ -33,19 +40,25 @@ from rich.console import Console
 from rich.table import Table
 from scipy.special import ndtri
 
+import traced.evaluation.gate as gate_module
 from store.types import GateAnswer
-from traced.evaluation.gate import GatePolicy, compare_counts, judge
-from traced.evaluation.intervals import Pair, TaskCounts, compare_tasks
+from traced.evaluation.gate import ComparisonName, GatePolicy, judge_comparison, judge_counts
+from traced.evaluation.intervals import PairCounts, compare_counts
 
 BASES, CORRELATIONS = (0.1, 0.33, 0.5, 0.9), (0.0, 0.5, 0.9)
 TASKS, TRIALS = (17, 50, 200), (1, 4, 8)
 GAIN, GAIN_AT_HIGH_BASE = 0.14, 0.08
-ENVIRONMENT_SEEDS, ENVIRONMENT_GAIN = 200, 0.4
+ENVIRONMENT_SEEDS, ENVIRONMENT_BASE, ENVIRONMENT_CORRELATION, ENVIRONMENT_GAIN = 200, 0.4, 0.5, 0.4
 MAX_ERROR, MIN_POWER = 0.05, 0.8
 OLD_ROUNDS, OLD_MARGIN = 3, 0.05
+PART = 250  # simulations that are drawn together
+CANARY = "benchmarks.canary"
+
+# The same counts come again and again. Interval and answer are those of the gate.
+cached_compare_counts = lru_cache(maxsize=1 << 18)(compare_counts)
 
 Rng = np.random.Generator
-Outcomes = np.ndarray[Any, np.dtype[np.bool_]]
+Looks = Sequence[PairCounts]
 
 
 @dataclass(frozen=True)
@@ -66,25 +79,42 @@ class Cell:
     def policy(self) -> GatePolicy:
         """Return the gate's settings: a round per trial, as for a list of tasks."""
         return GatePolicy(
-            max_rounds=self.trials, target_tasks=self.tasks, target_trials=self.trials, base_success=self.base
+            max_rounds=self.trials,
+            target_tasks=self.tasks,
+            target_trials=self.trials,
+            is_list=True,
+            base_success=self.base,
         )
+
+    @property
+    def third(self) -> int:
+        """Return the number of regression tasks."""
+        return max(1, self.tasks // 3)
 
 
 def main() -> int:
     """Print the figures; exit code 1 if an aim is missed."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gate", description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--simulations", type=int, default=1000, help="simulations per cell and figure")
+    parser.add_argument("--simulations", type=int, default=2000, help="simulations per cell and figure")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--json", action="store_true", help="print only one JSON object")
     options = parser.parse_args()
-    figures = measure(options.simulations, options.seed, options.processes)
+    figures = with_canary(measure(options.simulations, options.seed, options.processes))
     if options.json:
         print(json.dumps(figures))
     else:
-        Console().print(table(figures["cells"]))
-        print(json.dumps({key: figures[key] for key in ("largest_error", "largest_error_before", "aims", "meets")}))
+        Console(width=120).print(table(figures["cells"]))
+        print(json.dumps({key: value for key, value in figures.items() if key != "cells"}))
     return 0 if figures["meets"] else 1
+
+
+def with_canary(figures: dict[str, Any]) -> dict[str, Any]:
+    """Return the figures with those of the canary's benchmark, if there is one."""
+    if importlib.util.find_spec(CANARY) is None:
+        return figures
+    canary = importlib.import_module(CANARY).figures()
+    return {**figures, "canary": canary, "meets": figures["meets"] and canary["meets"]}
 
 
 def measure(simulations: int, seed: int, processes: int = 2) -> dict[str, Any]:
@@ -93,54 +123,40 @@ def measure(simulations: int, seed: int, processes: int = 2) -> dict[str, Any]:
     with Pool(processes) as pool:
         rows = pool.starmap(cell_figures, [(cell, simulations, seed) for cell in cells], chunksize=1)
     allowed = MAX_ERROR + 3 * math.sqrt(MAX_ERROR * (1 - MAX_ERROR) / simulations)
-    required_rows = [
-        row for row in rows if row["tasks"] == 50 and row["trials"] == 4 and row["base"] in (0.33, max(BASES))
-    ]
+    asked = [row for row in rows if row["tasks"] == 50 and row["trials"] == 4 and row["base"] in (0.33, max(BASES))]
+    powers = [min(row["power"], row["gate_power"]) for row in asked]
     errors = [max(row["error"].values()) for row in rows]
     return {
         "simulations": simulations,
         "cells": rows,
         "largest_error": max(errors),
         "largest_error_before": max(max(row["error_before"].values()) for row in rows),
-        "lowest_asked_power": min(min(row["power"], row["gate_power"]) for row in required_rows),
+        "lowest_power": min(powers),
+        "lowest_power_before": min(min(row["power_before"], row["gate_power_before"]) for row in asked),
         "aims": {"error": MAX_ERROR, "error_with_noise": allowed, "power": MIN_POWER},
-        "meets": max(errors) <= allowed and all(min(r["power"], r["gate_power"]) >= MIN_POWER for r in required_rows),
+        "meets": max(errors) <= allowed and min(powers) >= MIN_POWER,
     }
 
 
 def cell_figures(cell: Cell, simulations: int, seed: int) -> dict[str, Any]:
     """Return a cell's figures."""
-    policy, third = cell.policy, max(1, cell.tasks // 3)
+    gate_module.compare_counts = cached_compare_counts  # type: ignore[attr-defined]
+    policy = cell.policy
     numbers = [round(value * 100) for value in (cell.base, cell.correlation)]
-    rng = np.random.default_rng([seed, *numbers, cell.tasks, cell.trials])
-    target_null = policy.required("target")
-    share = third / cell.tasks
-    regression_null = policy.required("regression", share)
-    small = replace(cell, tasks=third)
-    power = gate_power = power_before = gate_power_before = 0
-    for _ in range(simulations):
-        changed, unchanged = play(cell, cell.gain, rng), play(small, 0.0, rng)
-        environment = play(Cell(0.4, 0.5, ENVIRONMENT_SEEDS, 1), ENVIRONMENT_GAIN, rng)
-        power += passes("target", changed, policy, 1.0)
-        gate_power += gate_passes(environment, changed, unchanged, policy)
-        target_before = passes_before(changed, 0.0)
-        power_before += target_before
-        gate_power_before += (
-            target_before and passes_before(environment, 0.02) and passes_before(unchanged, -OLD_MARGIN)
-        )
-
-    def error(name: Any, target: Cell, change: float, share: float, *, opposed: bool = False) -> float:
-        if target.base + change < 0:
-            return 0.0  # not even a base that fails everywhere would be such a loss
-        return (
-            sum(passes(name, play(target, change, rng, opposed), policy, share) for _ in range(simulations))
-            / simulations
-        )
-
-    def error_before(target: Cell, change: float, margin: float, *, opposed: bool = False) -> float:
-        count = sum(passes_before(play(target, change, rng, opposed), margin) for _ in range(simulations))
-        return count / simulations
-
+    game = Game(cell, simulations, np.random.default_rng([seed, *numbers, cell.tasks, cell.trials]))
+    margin = policy.required("regression", cell.third)
+    gaining, losing, same, mixed = (game.target(change) for change in (cell.gain, -cell.gain, 0.0, None))
+    unchanged, at_margin = game.regression(0.0), game.regression(margin)
+    environment, environment_at_margin = game.environment(ENVIRONMENT_GAIN), game.environment(policy.environment_margin)
+    error = {
+        "target": share("target", same, cell),
+        "mixed": share("target", mixed, cell),
+        "regression": share("regression", at_margin, cell) if cell.base + margin >= 0 else 0.0,
+        "environment": gate_share(environment_at_margin, gaining, unchanged, policy),
+    }
+    if policy.is_testable("target"):
+        error["gate"] = gate_share(environment, same, unchanged, policy)
+    at_old_margin = game.regression(-OLD_MARGIN)
     return {
         "base": cell.base,
         "correlation": cell.correlation,
@@ -148,101 +164,138 @@ def cell_figures(cell: Cell, simulations: int, seed: int) -> dict[str, Any]:
         "trials": cell.trials,
         "gain": cell.gain,
         "detectable": policy.detectable(cell.tasks),
-        "target_margin": target_null,
-        "regression_margin": regression_null,
-        "power": power / simulations,
-        "power_before": power_before / simulations,
-        "gate_power": gate_power / simulations,
-        "gate_power_before": gate_power_before / simulations,
-        "error": {
-            "target": error("target", cell, target_null, 1.0),
-            **({} if target_null else {"target, mixed": error("target", cell, 0.0, 1.0, opposed=True)}),
-            "regression": error("regression", small, regression_null, share),
-        },
+        "target_testable": policy.is_testable("target"),
+        "regression_margin": -margin,
+        "regression_testable": policy.is_testable("regression", cell.third),
+        "power": share("target", gaining, cell),
+        "gate_power": gate_share(environment, gaining, unchanged, policy),
+        "loss": gate_share(environment, losing, unchanged, policy),
+        "error": error,
+        "power_before": mean(passes_before(looks, 0.0) for looks in gaining),
+        "gate_power_before": mean(map(gate_passes_before, environment, gaining, unchanged)),
+        "loss_before": mean(map(gate_passes_before, environment, losing, unchanged)),
         "error_before": {
-            "target": error_before(cell, 0.0, 0.0),
-            "target, mixed": error_before(cell, 0.0, 0.0, opposed=True),
-            "regression": error_before(small, -OLD_MARGIN, -OLD_MARGIN),
+            "target": mean(passes_before(looks, 0.0) for looks in same),
+            "mixed": mean(passes_before(looks, 0.0) for looks in mixed),
+            "regression": mean(passes_before(looks, -OLD_MARGIN) for looks in at_old_margin),
+            "environment": mean(map(gate_passes_before, environment_at_margin, gaining, unchanged)),
         },
     }
 
 
-def play(cell: Cell, change: float, rng: Rng, opposed: bool = False) -> tuple[Outcomes, Outcomes]:
-    """Return the outcomes [tasks, trials] of base and adapter, whose mean success differs by ``change``.
+@dataclass(frozen=True)
+class Game:
+    """Draws outcomes; each simulation is the counts after 1, 2, ... trials."""
 
-    ``opposed``: half of the tasks gain half of what the base has, and the others lose it, so that the mean stays.
+    cell: Cell
+    simulations: int
+    rng: Rng
+
+    def target(self, change: float | None) -> list[Looks]:
+        """Return simulations of the target; None: tasks that gain and tasks that lose."""
+        return self._draw(self.cell, self.cell.tasks, change)
+
+    def regression(self, change: float) -> list[Looks]:
+        """Return simulations of the regression tasks."""
+        return self._draw(self.cell, self.cell.third, change)
+
+    def environment(self, change: float) -> list[Looks]:
+        """Return simulations of the environment, which has new seeds in each round."""
+        cell = Cell(ENVIRONMENT_BASE, ENVIRONMENT_CORRELATION, ENVIRONMENT_SEEDS, 1)
+        rounds = self.cell.trials
+        sizes = [round(ENVIRONMENT_SEEDS * look / rounds) for look in range(1, rounds + 1)]
+        result: list[Looks] = []
+        for base, adapter in parts(cell, ENVIRONMENT_SEEDS, change, self.simulations, self.rng):
+            gains = (adapter & ~base)[:, :, 0].cumsum(axis=1)[:, [size - 1 for size in sizes]].tolist()
+            losses = (base & ~adapter)[:, :, 0].cumsum(axis=1)[:, [size - 1 for size in sizes]].tolist()
+            for gain_row, loss_row in zip(gains, losses, strict=True):
+                looks = zip(sizes, gain_row, loss_row, strict=True)
+                result.append([PairCounts(size, size, 0, 0, g, l_, 1, 0.0) for size, g, l_ in looks])
+        return result
+
+    def _draw(self, cell: Cell, tasks: int, change: float | None) -> list[Looks]:
+        result: list[Looks] = []
+        for base, adapter in parts(cell, tasks, change, self.simulations, self.rng):
+            changes = (adapter.astype(np.int64) - base).cumsum(axis=2)  # [simulations, tasks, trials]
+            discordant = (adapter != base).cumsum(axis=2).sum(axis=1)
+            net, squares = changes.sum(axis=1), (changes**2).sum(axis=1)
+            for rows in zip(net.tolist(), discordant.tolist(), squares.tolist(), strict=True):
+                looks = enumerate(zip(*rows, strict=True), start=1)
+                result.append([counts(tasks, trials, *values) for trials, values in looks])
+        return result
+
+
+def counts(tasks: int, trials: int, net: int, discordant: int, squares: int) -> PairCounts:
+    """Return the counts after some trials of each task, without the success rates, which no answer depends on.
+
+    Args:
+        net: Gains minus losses; ``squares``: the sum of its squares over tasks.
     """
-    shared = rng.standard_normal((cell.tasks, 1))
-    noise = rng.standard_normal((2, cell.tasks, cell.trials))
-    latents = math.sqrt(cell.correlation) * shared + math.sqrt(1 - cell.correlation) * noise
-    adapter_mean = min(max(cell.base + change, 0.0), 1.0)
-    bounds = np.full((cell.tasks, 1), ndtri(adapter_mean))
-    if opposed:
-        gaining = rng.random((cell.tasks, 1)) < 0.5
-        up, down = mixed_bounds(cell.base)
-        bounds = np.where(gaining, up, down)
-    return latents[0] < ndtri(cell.base), latents[1] < bounds
+    gains, losses = (discordant + net) // 2, (discordant - net) // 2
+    return PairCounts(tasks, tasks * trials, 0, 0, gains, losses, trials, squares - net**2 / tasks)
 
 
-def mixed_bounds(base: float) -> tuple[float, float]:
-    """Return latent bounds of success rates that lie as far above the base's as below it."""
-    change = min(base, 1 - base) / 2
-    return float(ndtri(base + change)), float(ndtri(base - change))
+def parts(cell: Cell, tasks: int, change: float | None, simulations: int, rng: Rng) -> Any:
+    """Yield the outcomes [simulations, tasks, trials] of base and adapter, whose mean success differs by ``change``.
+
+    None: half of the tasks gain half of what the base has or lacks, and the others lose it, so that the mean stays.
+    """
+    for start in range(0, simulations, PART):
+        size = min(PART, simulations - start)
+        shared = rng.standard_normal((size, tasks, 1))
+        own = rng.standard_normal((2, size, tasks, cell.trials))
+        latents = math.sqrt(cell.correlation) * shared + math.sqrt(1 - cell.correlation) * own
+        if change is None:
+            gaining, step = rng.random((size, tasks, 1)) < 0.5, min(cell.base, 1 - cell.base) / 2
+            bounds = np.where(gaining, ndtri(cell.base + step), ndtri(cell.base - step))
+        else:
+            bounds = ndtri(min(max(cell.base + change, 0.0), 1.0))
+        yield latents[0] < ndtri(cell.base), latents[1] < bounds
 
 
-def pairs(outcomes: tuple[Outcomes, Outcomes], trials: Sequence[int]) -> list[Pair]:
-    """Return the pairs of these trials."""
-    base, adapter = (side[:, list(trials)].tolist() for side in outcomes)
-    return [
-        Pair(str(task), trial, base_row[k], adapter_row[k])
-        for task, (base_row, adapter_row) in enumerate(zip(base, adapter, strict=True))
-        for k, trial in enumerate(trials)
-    ]
+def mean(values: Any) -> float:
+    """Return the share of true values."""
+    flags = list(values)
+    return sum(flags) / len(flags)
 
 
-def counts(outcomes: tuple[Outcomes, Outcomes], trials: int) -> list[TaskCounts]:
-    """Return the counts of each task after so many trials."""
-    base, adapter = (side[:, :trials] for side in outcomes)
-    columns = (base, adapter, adapter & ~base, base & ~adapter)
-    sums = np.stack([column.sum(axis=1) for column in columns], axis=1).tolist()
-    return [TaskCounts(trials, *row) for row in sums]
+def share(name: ComparisonName, simulations: Sequence[Looks], cell: Cell) -> float:
+    """Return how often a comparison passes at one of its looks."""
+    return mean(passes(name, looks, cell) for looks in simulations)
 
 
-def passes(name: Any, outcomes: tuple[Outcomes, Outcomes], policy: GatePolicy, share: float) -> bool:
-    """Return whether a comparison passes at one of its looks, a trial of each task per round."""
-    for round_number in range(1, policy.max_rounds + 1):
-        answer = compare_counts(name, counts(outcomes, round_number), policy, round_number, share).answer
+def passes(name: ComparisonName, looks: Looks, cell: Cell) -> bool:
+    """Return whether a comparison passes at one of its looks."""
+    policy = cell.policy
+    for number, look in enumerate(looks, start=1):
+        answer = judge_comparison(name, look, policy, number, cell.third).answer
         if answer is not GateAnswer.INCONCLUSIVE:
             return answer is GateAnswer.PASS
     return False
 
 
-def gate_passes(
-    environment: tuple[Outcomes, Outcomes],
-    target: tuple[Outcomes, Outcomes],
-    regression: tuple[Outcomes, Outcomes],
-    policy: GatePolicy,
-) -> bool:
-    """Return whether the gate passes; the environment has new seeds in each round."""
-    earlier = None
-    for round_number in range(1, policy.max_rounds + 1):
-        seeds = round(ENVIRONMENT_SEEDS * round_number / policy.max_rounds)
-        evidence: dict[Any, Sequence[Pair]] = {
-            "environment": pairs((environment[0][:seeds], environment[1][:seeds]), [0]),
-            "target": pairs(target, range(round_number)),
-            "regression": pairs(regression, range(round_number)),
-        }
-        earlier = judge("a@v1", evidence, policy, round_number=round_number, earlier=earlier)
-        if earlier.answer is not GateAnswer.INCONCLUSIVE:
-            break
-    return earlier is not None and earlier.answer is GateAnswer.PASS
+def gate_share(
+    environment: Sequence[Looks], target: Sequence[Looks], regression: Sequence[Looks], policy: GatePolicy
+) -> float:
+    """Return how often the whole gate passes."""
+    return mean(gate_passes(*simulation, policy) for simulation in zip(environment, target, regression, strict=True))
 
 
-def passes_before(outcomes: tuple[Outcomes, Outcomes], margin: float) -> bool:
+def gate_passes(environment: Looks, target: Looks, regression: Looks, policy: GatePolicy) -> bool:
+    """Return whether the gate passes after one of its rounds."""
+    result = None
+    for number, looks in enumerate(zip(environment, target, regression, strict=True), start=1):
+        evidence = dict(zip(gate_module.NAMES, looks, strict=True))
+        result = judge_counts("a@v1", evidence, policy, round_number=number, earlier=result)
+        if result.answer is not GateAnswer.INCONCLUSIVE:
+            return result.answer is GateAnswer.PASS
+    return False
+
+
+def passes_before(looks: Looks, margin: float) -> bool:
     """Return whether the rule of earlier versions passes: Bonferroni over three rounds, two-sided, a fixed margin."""
-    trials = outcomes[0].shape[1]
-    for round_number in before_looks(trials):
-        interval = compare_tasks(counts(outcomes, round_number), 1 - 0.05 / OLD_ROUNDS)
+    for trials in sorted({max(1, round(len(looks) * number / OLD_ROUNDS)) for number in range(1, OLD_ROUNDS + 1)}):
+        interval = cached_compare_counts(looks[trials - 1], 1 - 0.05 / OLD_ROUNDS)
         if interval.low > margin:
             return True
         if interval.high < margin:
@@ -250,22 +303,37 @@ def passes_before(outcomes: tuple[Outcomes, Outcomes], margin: float) -> bool:
     return False
 
 
-def before_looks(trials: int) -> Iterator[int]:
-    """Yield the trials that the earlier rule had seen after each of its rounds."""
-    yield from sorted({max(1, round(trials * round_number / OLD_ROUNDS)) for round_number in range(1, OLD_ROUNDS + 1)})
+def gate_passes_before(environment: Looks, target: Looks, regression: Looks) -> bool:
+    """Return whether the gate of earlier versions passes."""
+    margins = (0.02, 0.0, -OLD_MARGIN)
+    return all(map(passes_before, (environment, target, regression), margins))
 
 
 def table(rows: Sequence[dict[str, Any]]) -> Table:
     """Return the figures for people."""
-    result = Table(title="Power and error of the gate in percent: before > after")
-    for name in ("base", "corr", "tasks", "trials", "gain", "target", "whole gate", "errors", "margins"):
+    result = Table(title="Power and error of the gate in percent: before > after; -: untested")
+    for name in (
+        "base",
+        "corr",
+        "tasks",
+        "trials",
+        "gain",
+        "target",
+        "whole gate",
+        "loss",
+        "errors",
+        "shows",
+        "margin",
+    ):
         result.add_column(name, justify="right")
     for row in rows:
-        shares = [f"{100 * row[f'{key}_before']:.0f} > {100 * row[key]:.0f}" for key in ("power", "gate_power")]
+        keys = ("power", "gate_power", "loss")
+        shares = [f"{100 * row[f'{key}_before']:.0f} > {100 * row[key]:.0f}" for key in keys]
         errors = f"{100 * max(row['error_before'].values()):.1f} > {100 * max(row['error'].values()):.1f}"
-        margins = f"{100 * row['target_margin']:.0f} {100 * row['regression_margin']:.0f}"
+        shows = f"{100 * row['detectable']:.0f}" if row["target_testable"] else "-"
+        margin = f"{100 * row['regression_margin']:.0f}" if row["regression_testable"] else "-"
         cell = [f"{row[key]:g}" for key in ("base", "correlation", "tasks", "trials")]
-        result.add_row(*cell, f"{100 * row['gain']:+.0f}", *shares, errors, margins)
+        result.add_row(*cell, f"{100 * row['gain']:+.0f}", *shares, errors, shows, margin)
     return result
 
 

@@ -130,11 +130,15 @@ class AdmissionReport:
 
 
 class GateAnswer(StrEnum):
-    """The result of a gate or of one comparison; an inconclusive one gets more episodes and never counts as a pass."""
+    """The result of a gate or of one comparison; an inconclusive one gets more episodes and never counts as a pass.
+
+    Only a comparison is untested: it has too few tasks for an answer, so the gate does not require it.
+    """
 
     PASS = "pass"
     FAIL = "fail"
     INCONCLUSIVE = "inconclusive"
+    UNTESTED = "untested"
 
 
 def awaits_decision(answer: str | None, *, decided: bool) -> bool:
@@ -149,7 +153,7 @@ class PairedDifference:
     ``low`` and ``high`` bound the paired interval at confidence ``level``.
     """
 
-    name: str  # "environment", "target", "regression"
+    name: str  # "environment", "target", "regression" (older results: "untouched")
     seeds: int
     base: float
     adapter: float

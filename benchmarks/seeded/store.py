@@ -336,7 +336,7 @@ def _adapter(
     figures = {
         "environment": (200, 0.31, 3 * gain, 2.4 * gain, 3.6 * gain, 0.05),
         "target": (300, 0.47, gain, 0.35 * gain, 1.6 * gain, 0.0),
-        "untouched": (300, 0.61, -0.01, -0.028, 0.012, -0.03),
+        "regression": (300, 0.61, -0.01, -0.028, 0.012, -0.03),
     }
     differences = [
         PairedDifference(

@@ -23,6 +23,7 @@ from store.types import GateResult, PairedDifference, Verdict
 from traced.cli.options import Adapter, AsJson, DataDir, Overrides, read_settings
 from traced.cli.output import bounded, console, print_json, write_new_file
 from traced.cli.store_session import store_reader
+from traced.evaluation.figures import gate_remark
 from traced.gateway.canaries import strata
 from traced.prompt_optimization.patches import SHORT_ID_DIGITS, Remedy, find_patch, gates, remedy_text
 from traced.registry.canary import judge
@@ -183,11 +184,12 @@ def _gate(gate: GateRecord) -> Iterator[str]:
 
 def comparison_line(comparison: PairedDifference, first: str = "base", second: str = "adapter") -> str:
     """Format a paired comparison: rates and bounds in per cent and percentage points."""
+    remark = gate_remark(comparison)
     return (
         f"{comparison.name}: {first} {100 * comparison.base:.1f} %, {second} {100 * comparison.adapter:.1f} %, "
         f"{100 * comparison.difference:+.1f} points [{100 * comparison.low:+.1f}, {100 * comparison.high:+.1f}] at "
         f"{100 * comparison.level:.1f} % on {comparison.seeds} seeds, required above {100 * comparison.required:+.1f}: "
-        f"{comparison.answer}"
+        f"{comparison.answer}{f'; {remark}' if remark else ''}"
     )
 
 

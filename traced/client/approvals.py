@@ -14,7 +14,7 @@ from pydantic import Field
 from traced.client.models import Approval, DecisionRequest, Done, Model, Policy
 from traced.client.transport import Transport, part
 
-Answer = Literal["pass", "fail", "inconclusive"]
+Answer = Literal["pass", "fail", "inconclusive", "untested"]  # untested: a comparison with too few tasks
 ApprovalStatus = Literal["waiting", "approved", "rolled back", "superseded", "rejected", "not passed"]
 
 

@@ -218,15 +218,20 @@ class GateSection(Section):
         default=0.25,
         gt=0,
         le=1,
-        description="a target that cannot show a gain of this size (few tasks) only guards against a loss",
+        description="a list of target tasks that cannot show a gain of this size need not show one",
     )
     regression_margin: Share = Field(
         default=0.05,
-        description="maximum loss, by the interval's lower bound, on target tasks that do not exercise the capability; "
-        "more if they are too few to show it",
+        description="maximum loss, by the interval's lower bound, on target tasks that do not exercise the capability",
     )
-    temperature: Temperature | None = Field(
-        default=None, description="sampling temperature of both models; 0: greedy; unset: engine.temperature"
+    largest_regression_margin: Share = Field(
+        default=0.15,
+        description="maximum loss there if they are too few to rule out less; not required if too few for this one",
+    )
+    temperature: Temperature | Literal["auto"] = Field(
+        default="auto",
+        description='sampling temperature of both models; 0: greedy; "auto": engine.temperature, or '
+        "collect.temperature if that is 0 and tasks are played in several trials",
     )
 
 

@@ -6,7 +6,7 @@ Rates are in 0-1 and come from ``traced.evaluation.intervals``. This module neit
 from dataclasses import asdict, dataclass, field
 
 from store.records import Finding
-from store.types import GateResult, Outcome, PairedDifference
+from store.types import GateAnswer, GateResult, Outcome, PairedDifference
 from traced.evaluation.intervals import Change, Interval, Rate, RoutingQuality
 
 FLOOR = "do-nothing"
@@ -163,6 +163,18 @@ def percent(value: float) -> str:
 def points(value: float) -> str:
     """Format a difference of rates in percentage points, with its sign."""
     return f"{100 * value:+.1f}"
+
+
+def gate_remark(comparison: PairedDifference) -> str:
+    """Return what a comparison's figures do not say by themselves; "" if there is nothing."""
+    margin = 100 * -comparison.required
+    if comparison.name == "regression" and (comparison.low > -comparison.required or comparison.high < -margin / 100):
+        return f"these tasks change by more than {margin:.1f} points, so the capability does matter to them"
+    if comparison.answer is GateAnswer.UNTESTED:
+        return "too few tasks, not required; environment, canary and replay protect"
+    if comparison.required < 0:
+        return f"required: no loss of {margin:.1f} points"
+    return ""
 
 
 def verdict(figures: CycleFigures) -> str:

@@ -2,16 +2,17 @@
 
     environment  the capability's own environment: the low bound must exceed ``environment_margin``
     target       the target's gate split: the low bound must exceed ``target_margin`` (0: an improvement)
-    regression   target tasks in which neither model exercised the capability: no loss beyond ``regression_margin``
+    regression   target tasks in which neither model exercised the capability: no loss beyond a margin
 
 A comparison passes (low bound above the requirement), fails (high bound below it) or is inconclusive. The gate passes
 if all comparisons pass and fails if one fails. An inconclusive gate gets further rounds of episodes for its open
 comparisons, up to ``max_rounds``. After the last round it stays inconclusive, which is never a pass.
 
-What a list of tasks is too short for is said and not asked for. If the target cannot show a difference of
-``target_detectable``, it only guards against harm: its comparison passes unless there is evidence of a loss. The same
-holds for regression tasks that are too few for their margin. As a requirement that is a margin: the loss that would be
-noticed with a probability of 97.5 % (``guarded_loss``). The gain is then proved by environment, canary and replay.
+What a comparison can show depends on its tasks and trials, and is computed before the gate starts. The margin of
+regression tasks is the smallest loss that they can rule out (``detectable``), between ``regression_margin`` and
+``largest_regression_margin``. A comparison that can show too little is untested after the last round, unless it has
+passed or failed: regression tasks that cannot rule out the largest margin, and a target whose list of tasks cannot
+show a gain of ``target_detectable``. The gate does not require it; environment, canary and replay show the rest.
 
 Error control: alpha = 1 - ``level`` is the chance that a comparison passes at its margin, one-sided and over all looks;
 it is spent by ``traced.evaluation.spending``. Requiring all comparisons needs no further correction (intersection-union
@@ -21,6 +22,7 @@ requests judges all comparisons again, and its answer replaces the earlier one, 
 Not covered: correction over several adapters of one cycle; each adapter is decided separately and approved by a person.
 """
 
+import itertools
 import math
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -29,12 +31,15 @@ from typing import Literal
 
 from store.types import GateAnswer, GateResult, Label, PairedDifference, Trajectory, Verdict
 from traced.core.errors import GateError
-from traced.evaluation.intervals import Pair, TaskCounts, compare_tasks, counts_by_task, few_tasks_value
+from traced.evaluation.intervals import Pair, PairCounts, compare_counts, count_pairs, few_tasks_value
 from traced.evaluation.spending import equal_looks
 
 ComparisonName = Literal["environment", "target", "regression"]
 POWER = 0.8  # with which a difference counts as detectable
-DETECTION = 0.975  # probability with which a guarded loss is noticed
+# A loss that sits in few tasks, in all of their trials, is easily missed, and with it the spread between tasks: at a
+# correlation of 0.9 and 8 trials 66 regression tasks passed at their margin in 7 % of 4,000 simulations, now in 4 %.
+CHANGED_TASKS = 0.25
+NAMES: tuple[ComparisonName, ...] = ("environment", "target", "regression")
 
 
 @dataclass(frozen=True)
@@ -42,9 +47,10 @@ class GatePolicy:
     """The gate's settings: margins as differences of success rates in 0-1, and the confidence over all rounds.
 
     Attributes:
-        target_tasks: The tasks of the target's gate split, if they are a list that is played again; 0: new seeds.
-        target_trials: The trials of each of them over all rounds.
-        base_success: The success rate that is expected of the base, in 0-1; it sets what few pairs can show.
+        target_tasks: The tasks of the target that are played in all rounds together; 0: unknown, all is testable.
+        target_trials: The trials of each of them over all rounds that are not repetitions of one another.
+        is_list: Whether the target cannot have more tasks.
+        base_success: The success rate that is expected of the base, in 0-1.
     """
 
     level: float = 0.95
@@ -53,8 +59,10 @@ class GatePolicy:
     target_margin: float = 0.0
     target_detectable: float = 0.25
     regression_margin: float = 0.05
+    largest_regression_margin: float = 0.15
     target_tasks: int = 0
     target_trials: int = 1
+    is_list: bool = False
     base_success: float = 0.5
 
     def interval_level(self, round_number: int) -> float:
@@ -62,39 +70,39 @@ class GatePolicy:
         return 2 * NormalDist().cdf(equal_looks(self.max_rounds, 1 - self.level)[round_number - 1]) - 1
 
     def detectable(self, tasks: int) -> float:
-        """Return the difference that so many tasks show with a probability of 80 %."""
-        return self._difference(POWER, tasks)
+        """Return the difference that so many tasks show with a probability of 80 %, 1 at most.
 
-    def guarded_loss(self, tasks: int) -> float:
-        """Return the loss that so many tasks show with a probability of 97.5 %."""
-        return self._difference(DETECTION, tasks)
-
-    @property
-    def is_target_too_small(self) -> bool:
-        """Return whether the target cannot show a gain of ``target_detectable``."""
-        return self.target_tasks > 0 and self.detectable(self.target_tasks) > self.target_detectable
-
-    def required(self, name: ComparisonName, share: float = 1.0) -> float:
-        """Return the bound that the low end of comparison ``name`` must exceed.
-
-        Args:
-            share: For regression tasks, their share of the target's tasks.
+        The two runs of a pair count as independent; those that agree more often can show smaller differences.
         """
-        if name == "environment":
-            return self.environment_margin
-        if name == "target":
-            return -self.guarded_loss(self.target_tasks) if self.is_target_too_small else self.target_margin
-        tasks = round(share * self.target_tasks)
-        return -max(self.regression_margin, self.guarded_loss(tasks)) if tasks else -self.regression_margin
-
-    def _difference(self, power: float, tasks: int) -> float:
-        """Return the difference that is shown with this probability, at most 1; runs that agree show smaller ones."""
         if tasks < 2:
             return 1.0
         last = few_tasks_value(equal_looks(self.max_rounds, 1 - self.level)[-1], tasks)
         rate = min(max(self.base_success, 0.1), 0.9)
         error = math.sqrt(2 * rate * (1 - rate) / (tasks * self.target_trials))
-        return min(1.0, (last + NormalDist().inv_cdf(power)) * error)
+        return min(1.0, (last + NormalDist().inv_cdf(POWER)) * error)
+
+    def tasks_needed(self, difference: float) -> int:
+        """Return the number of tasks of ``target_trials`` trials that show a difference in 0-1 exclusive."""
+        return next(tasks for tasks in itertools.count(2) if self.detectable(tasks) <= difference)
+
+    def required(self, name: ComparisonName, tasks: int = 0) -> float:
+        """Return the bound that the low end of comparison ``name`` must exceed.
+
+        Args:
+            tasks: The expected number of regression tasks over all rounds; 0: unknown.
+        """
+        if name == "environment":
+            return self.environment_margin
+        if name == "target":
+            return self.target_margin
+        carried = self.detectable(tasks) if tasks else 0.0
+        return -max(self.regression_margin, min(carried, self.largest_regression_margin))
+
+    def is_testable(self, name: ComparisonName, tasks: int = 0) -> bool:
+        """Return whether a comparison can be expected to have an answer; ``tasks`` as in ``required``."""
+        if name == "target":
+            return not self.is_list or self.detectable(self.target_tasks) <= self.target_detectable
+        return name == "environment" or not tasks or self.detectable(tasks) <= -self.required(name, tasks)
 
 
 def judge(
@@ -115,16 +123,37 @@ def judge(
     Raises:
         GateError: "environment" or "target" is missing, or the round is outside 1..``max_rounds``.
     """
-    _check(evidence, policy, round_number)
+    counts = {name: count_pairs(pairs) for name, pairs in evidence.items()}
+    return judge_counts(adapter, counts, policy, round_number=round_number, earlier=earlier)
+
+
+def judge_counts(
+    adapter: str,
+    counts: Mapping[ComparisonName, PairCounts],
+    policy: GatePolicy,
+    *,
+    round_number: int,
+    earlier: GateResult | None = None,
+) -> GateResult:
+    """Return the gate's answer as ``judge`` does, from the counts of the pairs."""
+    _check(counts, policy, round_number)
     final_comparisons = (
         {c.name: c for c in earlier.comparisons if c.answer is not GateAnswer.INCONCLUSIVE} if earlier else {}
     )
-    share = len(_tasks(evidence.get("regression", ()))) / max(1, len(_tasks(evidence["target"])))
+    tasks = expected_regression_tasks(counts, policy)
     comparisons = [
-        final_comparisons.get(name) or compare_pairs(name, pairs, policy, round_number, share)
-        for name, pairs in evidence.items()
+        final_comparisons.get(name) or judge_comparison(name, counts[name], policy, round_number, tasks)
+        for name in NAMES
+        if name in counts
     ]
     return GateResult(adapter, _combine(comparisons), comparisons, round_number)
+
+
+def expected_regression_tasks(counts: Mapping[ComparisonName, PairCounts], policy: GatePolicy) -> int:
+    """Return how many regression tasks all rounds will have, at their share of the target's tasks so far."""
+    if "regression" not in counts or not counts["target"].tasks:
+        return 0
+    return round(policy.target_tasks * counts["regression"].tasks / counts["target"].tasks)
 
 
 def open_comparisons(result: GateResult, policy: GatePolicy) -> list[str]:
@@ -143,7 +172,7 @@ async def run_gate(
     """Run rounds of episodes until the gate's answer is final, and return the result.
 
     Args:
-        gather: ``gather(round_number, names)`` returns new pairs of the named comparisons.
+        gather: ``gather(round_number, names)`` returns the named comparisons' pairs of all rounds so far.
         first_round: The round after which the gate is first judged, on the pairs of all rounds so far. It is greater
             than 1 if a person requested a further round.
 
@@ -152,14 +181,14 @@ async def run_gate(
     """
     if not 1 <= first_round <= policy.max_rounds:
         raise GateError(f"round {first_round} is outside 1..{policy.max_rounds}", hint="raise gate.max_rounds")
-    evidence: dict[ComparisonName, list[Pair]] = {}
+    evidence: dict[ComparisonName, Sequence[Pair]] = {}
     result: GateResult | None = None
-    names: Sequence[str] = ["environment", "target", "regression"]
+    names: Sequence[str] = NAMES
     for round_number in range(1, policy.max_rounds + 1):
         for name, pairs in (await gather(round_number, names)).items():
             # Without regression tasks every task exercises the capability; an empty comparison could never pass.
             if pairs or name != "regression":
-                evidence.setdefault(name, []).extend(pairs)
+                evidence[name] = pairs
         if round_number < first_round:
             continue
         result = judge(adapter, evidence, policy, round_number=round_number, earlier=result)
@@ -170,34 +199,24 @@ async def run_gate(
     return result
 
 
-def regression_tasks(
+def exercising_tasks(
     trajectories: Iterable[Trajectory], labels: Iterable[Label], capabilities: Collection[str]
 ) -> set[str]:
-    """Return the tasks in which no run exercised any of the capabilities: all labels of their trajectories are NA.
+    """Return the tasks in which a run exercised one of the capabilities, or has no label for one of them.
 
     The trajectories are those of both models: a run that failed early shows no need, and would make a task look as if
-    it had none. A task without labels for each capability is left out.
+    it had none.
     """
-    task_of = {t.id: t.task_id for t in trajectories}
-    verdicts: dict[str, dict[str, set[Verdict]]] = {}
-    for label in labels:
-        if label.capability in capabilities and label.trajectory_id in task_of:
-            of_task = verdicts.setdefault(task_of[label.trajectory_id], {})
-            of_task.setdefault(label.capability, set()).add(label.verdict)
+    trajectories = list(trajectories)
+    verdicts = {(row.trajectory_id, row.capability): row.verdict for row in labels}
     return {
-        task
-        for task, of_task in verdicts.items()
-        if of_task.keys() == set(capabilities) and all(values == {Verdict.NA} for values in of_task.values())
+        t.task_id
+        for t in trajectories
+        if any(verdicts.get((t.id, capability)) is not Verdict.NA for capability in capabilities)
     }
 
 
-def changes_regression_tasks(comparison: PairedDifference) -> bool:
-    """Return whether regression tasks change by more than their margin, so that they are none."""
-    margin = -comparison.required
-    return comparison.name == "regression" and (comparison.low > margin or comparison.high < -margin)
-
-
-def _check(evidence: Mapping[ComparisonName, Sequence[Pair]], policy: GatePolicy, round_number: int) -> None:
+def _check(evidence: Collection[ComparisonName], policy: GatePolicy, round_number: int) -> None:
     missing = {"environment", "target"} - set(evidence)
     if missing:
         raise GateError(f"no episodes for the comparison {sorted(missing)[0]!r}", hint="traced evaluate")
@@ -205,19 +224,17 @@ def _check(evidence: Mapping[ComparisonName, Sequence[Pair]], policy: GatePolicy
         raise GateError(f"round {round_number} is outside 1..{policy.max_rounds}", hint="raise gate.max_rounds")
 
 
-def compare_pairs(
-    name: ComparisonName, pairs: Iterable[Pair], policy: GatePolicy, round_number: int = 1, share: float = 1.0
+def judge_comparison(
+    name: ComparisonName, counts: PairCounts, policy: GatePolicy, round_number: int, regression_tasks: int = 0
 ) -> PairedDifference:
-    """Return a comparison on the pairs of ``round_number`` rounds; ``share`` as in ``GatePolicy.required``."""
-    return compare_counts(name, counts_by_task(pairs), policy, round_number, share)
-
-
-def compare_counts(
-    name: ComparisonName, tasks: Sequence[TaskCounts], policy: GatePolicy, round_number: int = 1, share: float = 1.0
-) -> PairedDifference:
-    """Return a comparison as ``compare_pairs`` does, from the counts of each task."""
-    interval = compare_tasks(tasks, policy.interval_level(round_number))
-    required = policy.required(name, share)
+    """Return a comparison after ``round_number`` rounds; ``regression_tasks`` as in ``GatePolicy.required``."""
+    required = policy.required(name, regression_tasks)
+    level, changed_tasks = policy.interval_level(round_number), CHANGED_TASKS if required < 0 else 0.0
+    interval = compare_counts(counts, level, changed_tasks)
+    answer = _answer(interval.low, interval.high, required)
+    is_last = round_number == policy.max_rounds
+    if answer is GateAnswer.INCONCLUSIVE and is_last and not policy.is_testable(name, regression_tasks):
+        answer = GateAnswer.UNTESTED
     return PairedDifference(
         name=name,
         seeds=interval.tasks,
@@ -228,12 +245,8 @@ def compare_counts(
         high=interval.high,
         level=interval.level,
         required=required,
-        answer=_answer(interval.low, interval.high, required),
+        answer=answer,
     )
-
-
-def _tasks(pairs: Iterable[Pair]) -> set[str]:
-    return {p.task_id for p in pairs}
 
 
 def _answer(low: float, high: float, required: float) -> GateAnswer:
@@ -243,7 +256,7 @@ def _answer(low: float, high: float, required: float) -> GateAnswer:
 
 
 def _combine(comparisons: Sequence[PairedDifference]) -> GateAnswer:
-    answers = {c.answer for c in comparisons}
+    answers = {c.answer for c in comparisons} - {GateAnswer.UNTESTED}
     if GateAnswer.FAIL in answers:
         return GateAnswer.FAIL
     return GateAnswer.PASS if answers == {GateAnswer.PASS} else GateAnswer.INCONCLUSIVE

@@ -83,51 +83,73 @@ def pair(base: Iterable[Trajectory], adapter: Iterable[Trajectory]) -> list[Pair
 
 
 @dataclass(frozen=True)
-class TaskCounts:
-    """The pairs of one task: how many, how many each model solved, and how many only the adapter (base) solved."""
+class PairCounts:
+    """What an interval depends on: counts of pairs, and how unequally they are spread over tasks.
 
+    Attributes:
+        base: Pairs that the base solved; ``adapter``: those that the adapter solved.
+        gains: Pairs that only the adapter solved; ``losses``: those that only the base solved.
+        largest: The pairs of the task that has most of them.
+        between: The sum over tasks of squared deviations of gains - losses from its expectation at the mean difference.
+    """
+
+    tasks: int
     pairs: int
     base: int
     adapter: int
     gains: int
     losses: int
+    largest: int
+    between: float
 
 
-def counts_by_task(pairs: Iterable[Pair]) -> list[TaskCounts]:
-    """Return the counts of each task."""
-    sums: dict[str, list[int]] = {}
+def count_pairs(pairs: Iterable[Pair]) -> PairCounts:
+    """Return the counts of pairs."""
+    sizes: Counter[str] = Counter()
+    changes: Counter[str] = Counter()
+    base = adapter = gains = losses = 0
     for p in pairs:
-        counts = sums.setdefault(p.task_id, [0, 0, 0, 0, 0])
-        counts[0] += 1
-        counts[1] += p.base
-        counts[2] += p.adapter
-        counts[3] += p.adapter and not p.base
-        counts[4] += p.base and not p.adapter
-    return [TaskCounts(*counts) for counts in sums.values()]
+        sizes[p.task_id] += 1
+        changes[p.task_id] += p.adapter - p.base
+        base += p.base
+        adapter += p.adapter
+        gains += p.adapter and not p.base
+        losses += p.base and not p.adapter
+    count = sizes.total()
+    mean = (gains - losses) / count if count else 0.0
+    between = sum((changes[task] - size * mean) ** 2 for task, size in sizes.items())
+    return PairCounts(len(sizes), count, base, adapter, gains, losses, max(sizes.values(), default=0), between)
 
 
 def compare(pairs: Iterable[Pair], level: float = 0.95) -> Interval:
     """Return the difference of success rates over ``pairs`` and its two-sided interval, [-1, 1] if there are none."""
-    return compare_tasks(counts_by_task(pairs), level)
+    return compare_counts(count_pairs(pairs), level)
 
 
-def compare_tasks(tasks: Sequence[TaskCounts], level: float = 0.95) -> Interval:
-    """Return the interval as ``compare`` does, from the counts of each task."""
-    count = sum(task.pairs for task in tasks)
+def compare_counts(counts: PairCounts, level: float = 0.95, changed_tasks: float = 0.0) -> Interval:
+    """Return the interval as ``compare`` does, from the counts of the pairs.
+
+    Args:
+        changed_tasks: So many tasks, all of whose trials change, are added to the data of the design effect.
+    """
+    count = counts.pairs
     if count == 0:
         return Interval(0, 0, 0.0, 0.0, 0.0, -1.0, 1.0, level, 1.0)
-    gains, losses = sum(task.gains for task in tasks), sum(task.losses for task in tasks)
-    effect = _design_effect([(task.pairs, task.gains - task.losses, task.gains + task.losses) for task in tasks])
+    gains, losses = counts.gains, counts.losses
+    mean = (gains - losses) / count
+    squares = gains + losses - count * mean**2 + changed_tasks * counts.largest
+    between = counts.between + changed_tasks * counts.largest**2
+    effect = _design_effect(count, counts.tasks, counts.largest, squares, between)
     low, high = -1.0, 1.0
-    if len(tasks) > 1:
-        value = few_tasks_value(NormalDist().inv_cdf(0.5 + level / 2), len(tasks))
+    if counts.tasks > 1:
+        value = few_tasks_value(NormalDist().inv_cdf(0.5 + level / 2), counts.tasks)
         low, high = _tango(gains / effect, losses / effect, count / effect, value)
     return Interval(
-        tasks=len(tasks),
+        tasks=counts.tasks,
         pairs=count,
-        base=sum(task.base for task in tasks) / count,
-        adapter=sum(task.adapter for task in tasks) / count,
-        difference=(gains - losses) / count,
+        base=counts.base / count,
+        adapter=counts.adapter / count,
+        difference=mean,
         low=low,
         high=high,
         level=level,
@@ -161,23 +183,20 @@ def _tango(gains: float, losses: float, pairs: float, z: float) -> tuple[float, 
     return float(low), float(high)
 
 
-def _design_effect(clusters: Sequence[tuple[int, int, int]]) -> float:
+def _design_effect(count: int, tasks: int, largest: int, squares: float, between: float) -> float:
     """Return the ratio of a mean's variance with tasks as clusters to that of independent values.
 
-    ``clusters`` has for each task the number of its values, their sum, and the sum of their squares.
+    Args:
+        count: The number of values, of which the task with most has ``largest``.
+        squares: The sum of squared deviations of the values from their mean.
+        between: The sum over tasks of squared deviations of their sums from the expectation at that mean.
     """
-    count, tasks = sum(size for size, _, _ in clusters), len(clusters)
-    largest = max(size for size, _, _ in clusters)
     if largest == 1:
         return 1.0
-    mean = sum(total for _, total, _ in clusters) / count
-    simple = (sum(squares for _, _, squares in clusters) - count * mean**2) / count**2
-    if tasks == 1 or simple <= NEGLIGIBLE / count**2:
+    if tasks == 1 or squares <= NEGLIGIBLE:
         # With one cluster the variance between clusters is unknown; the worst case is one effective trial per task.
         return float(largest)
-    between = sum((total - size * mean) ** 2 for size, total, _ in clusters)
-    clustered = between * tasks / (tasks - 1) / count**2
-    return min(max(clustered / simple, 1.0), float(largest))
+    return min(max(between * tasks / (tasks - 1) / squares, 1.0), float(largest))
 
 
 def _tango_statistic(gains: float, losses: float, pairs: float, delta: float) -> float:
@@ -263,9 +282,11 @@ def rate(name: str, trajectories: Iterable[Trajectory]) -> Rate:
         return Rate(name, 0, 0, 0.0, 0.0, 1.0, infrastructure)
     sizes = Counter(task for task, _ in outcomes_by_task)
     sums = Counter(task for task, success in outcomes_by_task if success)
-    effect = _design_effect([(size, sums[task], sums[task]) for task, size in sizes.items()])
-    low, high = wilson(successes / count, count / effect)
-    return Rate(name, count, successes, successes / count, low, high, infrastructure)
+    share = successes / count
+    between = sum((sums[task] - size * share) ** 2 for task, size in sizes.items())
+    effect = _design_effect(count, len(sizes), max(sizes.values()), successes - count * share**2, between)
+    low, high = wilson(share, count / effect)
+    return Rate(name, count, successes, share, low, high, infrastructure)
 
 
 def wilson(share: float, count: float) -> tuple[float, float]:

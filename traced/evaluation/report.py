@@ -28,7 +28,7 @@ from traced.evaluation.figures import (
     CompositionFigures,
     CycleFigures,
     PromptFigures,
-    SingleFigures,
+    gate_remark,
     percent,
     points,
     title_of,
@@ -204,7 +204,7 @@ def render(figures: CycleFigures, plots: dict[str, bytes]) -> str:
     environment = Environment(
         loader=PackageLoader("traced.evaluation", "."), autoescape=True, undefined=StrictUndefined
     )
-    environment.filters |= {"percent": percent, "points": points}
+    environment.filters |= {"percent": percent, "points": points, "remark": gate_remark}
     return environment.get_template("report_template.html").render(
         figures=figures,
         verdict=verdict(figures),

@@ -23,13 +23,13 @@ from store.repositories.routers import compositions, save_composition
 from store.types import Outcome, PairedDifference, Trajectory
 from traced.core.errors import CapabilityError
 from traced.evaluation.figures import percent, points
-from traced.evaluation.gate import compare_pairs
-from traced.evaluation.intervals import pair
+from traced.evaluation.gate import judge_comparison
+from traced.evaluation.intervals import count_pairs, pair
 from traced.inference.policies import Policy
 from traced.pipeline.adapter_files import serve_version
 from traced.pipeline.context import Context, RunningStage
 from traced.pipeline.episodes import episodes, model_policy, split_jobs
-from traced.pipeline.gate import gate, policy_of, round_jobs
+from traced.pipeline.gate import gate, gate_temperature, policy_of, round_jobs
 from traced.pipeline.merged_version import merge_members, publish_merge
 from traced.pipeline.promote import live_of_model
 from traced.pipeline.routers import routers
@@ -75,12 +75,16 @@ class Field:
         per_turn = [Composition(tuple(self.members), name, by_turn=True) for name in names if "turn" in kinds]
         return [Composition(), *singles, *merges, *per_conversation, *per_turn]
 
+    async def policy(self, composition: Composition) -> Policy:
+        """Return the policy of a composition; its versions are served."""
+        temperature = self.context.settings.engine.temperature
+        return await composition_policy(self.context, composition, self.routers, temperature)
+
 
 async def composition_policy(
-    context: Context, composition: Composition, routers_by_name: Mapping[str, FallbackRouter]
+    context: Context, composition: Composition, routers_by_name: Mapping[str, FallbackRouter], temperature: float
 ) -> Policy:
-    """Return the policy of a composition at the temperature of evaluations; its versions must be served already."""
-    temperature = context.settings.engine.temperature
+    """Return the policy of a composition at a temperature; its versions must be served already."""
     if not composition.router:
         return await model_policy(context, composition.model, temperature)
     engine, tokens = await context.engine(), context.settings.engine.max_tokens
@@ -216,7 +220,7 @@ async def _against_live(
             for composition in (incumbent, best)
         ]
         policy = replace(policy_of(context), max_rounds=1)
-        comparison = compare_pairs("target", pair(*sides), policy)
+        comparison = judge_comparison("target", count_pairs(pair(*sides)), policy, 1)
     return Choice(considered, tuple(ranking), incumbent.name, comparison)
 
 
@@ -228,14 +232,13 @@ async def _on_gate_split(
     stage: RunningStage,
 ) -> list[Trajectory]:
     """Return the episodes of a composition on the gate split; those of a model that was gated are stored already."""
-    temperature = context.settings.gate.temperature
-    temperature = context.settings.engine.temperature if temperature is None else temperature
+    temperature = gate_temperature(context.target, context.settings)
     async with context.target_source() as source:
         return await episodes(
             context,
             source,
             jobs,
-            await composition_policy(context, composition, routers_by_name),
+            await composition_policy(context, composition, routers_by_name, temperature),
             model=composition.model or f"composition {_digest(composition)}",
             temperature=temperature,
             tokens=False,

@@ -141,16 +141,16 @@ async def _model_on_test(context: Context, source: EpisodeSource, model: str) ->
 
 
 async def _router_on_test(context: Context, source: EpisodeSource, adapters: Sequence[str]) -> None:
-    composition = composition_of(context, adapters)
+    composition, temperature = composition_of(context, adapters), context.settings.engine.temperature
     if composition is not None and not composition.router:
-        await on_test(context, source, ROUTED, await composition_policy(context, composition, {}))
+        await on_test(context, source, ROUTED, await composition_policy(context, composition, {}, temperature))
         return
     routers_by_name = await routers(context, adapters if composition is None else composition.models)
     serving = next(iter(routers_by_name))
     if composition is not None and composition.router in routers_by_name:
         serving = composition.router
     composition = composition or Composition(tuple(adapters))
-    policy = await composition_policy(context, replace(composition, router=serving), routers_by_name)
+    policy = await composition_policy(context, replace(composition, router=serving), routers_by_name, temperature)
     assert isinstance(policy, RoutedPolicy)
     trajectories = await on_test(context, source, ROUTED, policy)
     sound = [trajectory for trajectory in trajectories if trajectory.outcome is not Outcome.INFRASTRUCTURE]

@@ -1,12 +1,15 @@
 """The gate stage: compare base and adapter on the same seeds of the capability's environment and of the target.
 
-Before it starts, the gate says what the target's tasks can show (``describe``). The base's episodes on the gate split
-are run once and serve every adapter. Every round uses new seeds, so a later request for more rounds plays only what it
-adds. Anything but a pass ends the capability.
+Before it starts, the gate says what its tasks can show (``describe``). The base's episodes on the gate split are run
+once and serve every adapter. Every round uses new seeds or new trials, so a later request for more rounds plays only
+what it adds. Anything but a pass ends the capability.
+
+All episodes of a gate have one temperature (``gate_temperature``). It follows from settings that a cycle never changes,
+so stored episodes of the cycle have it too.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from agents.analyst.builtin import DETECTORS, label
 from sandbox.episodes import EpisodeSource
@@ -17,9 +20,10 @@ from store.repositories.promotions import latest_gate, save_gate
 from store.repositories.trajectories import count_outcomes
 from store.types import GateAnswer, GateResult, Label, Outcome, PairedDifference, Trajectory
 from traced.config.cycle_sections import GateSection
+from traced.config.settings import Settings
 from traced.core.errors import CapabilityError, GateError, StageError
-from traced.evaluation.figures import points
-from traced.evaluation.gate import ComparisonName, GatePolicy, changes_regression_tasks, regression_tasks, run_gate
+from traced.evaluation.figures import gate_remark, points
+from traced.evaluation.gate import ComparisonName, GatePolicy, exercising_tasks, run_gate
 from traced.evaluation.intervals import Pair, pair
 from traced.pipeline.adapter_files import check_version, serve_version
 from traced.pipeline.analyze import analysis_context
@@ -32,7 +36,6 @@ from traced.pipeline.train import TRAINING_SEEDS
 from traced.rollouts.episodes import EpisodeJob
 from traced.targets.registry import Target
 
-CHANGED = "these tasks change, so the capability does matter to them"
 GATE_SEEDS = TRAINING_SEEDS[1]  # a synthetic environment's gate seeds begin here
 
 
@@ -40,12 +43,13 @@ async def gate(context: Context, adapter: str, minimum_rounds: int = 1) -> GateR
     """Return a passed gate result after at least ``minimum_rounds`` rounds; raise ``CapabilityError`` otherwise."""
     capability = adapter.partition("@")[0]
     total = 4 * context.settings.gate.seeds * context.settings.gate.trials * minimum_rounds
-    with context.stage("gate", f"Gate {adapter}{_reach(context)}", capability, total) as stage:
+    with context.stage("gate", f"Gate {adapter} ({describe(policy_of(context))[0]})", capability, total) as stage:
         stored_result = stored_gate(context, adapter)
         if stored_result is None or stored_result.rounds < minimum_rounds:
             stored_result = await _compare(context, adapter, minimum_rounds, stage)
         result = stored_result
-        stage.detail = {"adapter": adapter, "answer": result.answer.value, "reach": describe(policy_of(context))}
+        stage.detail = {"adapter": adapter, "answer": result.answer.value, "plan": describe(policy_of(context))}
+        stage.detail |= {"temperature": gate_temperature(context.target, context.settings)}
         stage.figure = result.answer.value
     if result.answer is not GateAnswer.PASS:
         raise CapabilityError(f"the gate of {adapter} answered {result.answer.value}: {figures_of(result)}")
@@ -66,29 +70,41 @@ def figures_of(result: GateResult) -> str:
 
 def _sentence(comparison: PairedDifference) -> str:
     difference = f"{points(comparison.difference)} [{points(comparison.low)}, {points(comparison.high)}]"
-    margin = f" (no loss beyond {points(-comparison.required)} asked)" if comparison.required < 0 else ""
-    claim = f"; {CHANGED}" if changes_regression_tasks(comparison) else ""
-    return f"{comparison.name} {difference} over {comparison.seeds} seeds{margin}, {comparison.answer.value}{claim}"
-
-
-def describe(policy: GatePolicy) -> str:
-    """Return what the target's tasks can show, in a sentence; "" if they are as many as are wanted."""
-    if not policy.target_tasks:
-        return ""
-    size = f"{policy.target_tasks} tasks, {policy.target_trials} trials each"
-    gain = points(policy.detectable(policy.target_tasks))
-    if not policy.is_target_too_small:
-        return f"{size}: a gain of {gain} points is shown in 80 % of cases"
-    loss = points(policy.guarded_loss(policy.target_tasks))
+    remark = gate_remark(comparison)
     return (
-        f"{size}: too few to show a gain below {gain} points, so the target only guards against a loss of "
-        f"{loss.removeprefix('+')}; environment, canary and replay have to show the gain"
+        f"{comparison.name} {difference} over {comparison.seeds} seeds, {comparison.answer.value}"
+        f"{f' ({remark})' if remark else ''}"
     )
 
 
-def _reach(context: Context) -> str:
-    text = describe(policy_of(context))
-    return f" ({text})" if text else ""
+def describe(policy: GatePolicy) -> list[str]:
+    """Return what the target's tasks can show: a sentence on the target and one on the regression tasks."""
+    tasks, trials = policy.target_tasks, policy.target_trials
+    size = f"target: {tasks} tasks" + (f", {trials} trials each" if trials > 1 else "")
+    gain = points(policy.detectable(tasks))
+    if policy.is_testable("target"):
+        target = f"{size}: a gain of {gain} points is shown in 80 % of cases"
+    else:
+        reason = f"too few to show a gain below {gain} points, so none is required"
+        target = f"{size}: {reason}; environment, canary and replay protect"
+    largest = -policy.required("regression", 2)
+    needed = policy.tasks_needed(largest)
+    loss = f"cannot rule out a loss of {100 * largest:.0f} points"
+    return [target, f"regression: fewer than {needed} tasks {loss} and are not required"]
+
+
+def gate_temperature(target: Target, settings: Settings) -> float:
+    """Return the sampling temperature of a gate's episodes.
+
+    Unless ``gate.temperature`` sets it, it is that of evaluations; if that is greedy and tasks are played in several
+    trials, which would be the same episode again, it is that of the collection.
+    """
+    if settings.gate.temperature != "auto":
+        return settings.gate.temperature
+    _, trials = _tasks_and_trials(target, settings.gate)
+    return (
+        settings.collect.temperature if trials > 1 and not settings.engine.temperature else settings.engine.temperature
+    )
 
 
 async def _compare(context: Context, adapter: str, minimum_rounds: int, stage: RunningStage) -> GateResult:
@@ -108,7 +124,7 @@ async def _compare(context: Context, adapter: str, minimum_rounds: int, stage: R
 def policy_of(context: Context) -> GatePolicy:
     """Return the gate policy of the settings and of the target's size."""
     settings = context.settings.gate
-    tasks, trials = _task_list(context.target, settings)
+    tasks, trials = _tasks_and_trials(context.target, settings)
     with context.read_session() as session:
         outcomes = count_outcomes(session, collected_filter(context))
     completed = outcomes.get(Outcome.SUCCESS, 0) + outcomes.get(Outcome.FAILURE, 0)
@@ -119,9 +135,12 @@ def policy_of(context: Context) -> GatePolicy:
         target_margin=settings.target_margin,
         target_detectable=settings.target_detectable,
         regression_margin=settings.regression_margin,
+        largest_regression_margin=settings.largest_regression_margin,
         target_tasks=tasks,
-        target_trials=trials,
-        base_success=outcomes.get(Outcome.SUCCESS, 0) / completed if completed else GatePolicy.base_success,
+        # Greedy trials of a task may all be the same episode.
+        target_trials=trials if gate_temperature(context.target, context.settings) else 1,
+        is_list=_is_replayed(context.target, settings),
+        base_success=outcomes.get(Outcome.SUCCESS, 0) / judged if judged else GatePolicy.base_success,
     )
 
 
@@ -162,11 +181,10 @@ def round_jobs(target: Target, round_number: int, settings: GateSection) -> list
     trials of its own; the interval counts the trials of a task as one cluster.
     """
     split, seeds, trials = target.splits["gate"], settings.seeds, settings.trials
-    tasks, all_trials = _task_list(target, settings)
-    if not tasks:
+    if not _is_replayed(target, settings):
         start = split.start + (round_number - 1) * seeds
         return split_jobs(target, "gate", range(start, start + seeds), trials)
-    trials_per_task = all_trials // settings.max_rounds
+    trials_per_task = _tasks_and_trials(target, settings)[1] // settings.max_rounds
     return [
         EpisodeJob(seed, trial, "gate", target.division.task_id(seed))
         for seed in split
@@ -174,12 +192,17 @@ def round_jobs(target: Target, round_number: int, settings: GateSection) -> list
     ]
 
 
-def _task_list(target: Target, settings: GateSection) -> tuple[int, int]:
-    """Return the tasks that are played again in each round, and their trials over all rounds; (0, 1) for new seeds."""
-    split = target.splits["gate"]
-    if target.division.tasks is None or settings.seeds * settings.max_rounds <= len(split):
-        return 0, 1
-    return len(split), settings.max_rounds * -(-settings.seeds * settings.trials // len(split))
+def _is_replayed(target: Target, settings: GateSection) -> bool:
+    """Return whether the target's tasks are a list that is too short for all rounds."""
+    return target.division.tasks is not None and settings.seeds * settings.max_rounds > len(target.splits["gate"])
+
+
+def _tasks_and_trials(target: Target, settings: GateSection) -> tuple[int, int]:
+    """Return the number of the target's tasks in all rounds, and of the trials of each."""
+    if not _is_replayed(target, settings):
+        return settings.seeds * settings.max_rounds, settings.trials
+    tasks = len(target.splits["gate"])
+    return tasks, settings.max_rounds * -(-settings.seeds * settings.trials // tasks)
 
 
 @dataclass(frozen=True)
@@ -189,24 +212,31 @@ class _Rounds:
     environment: EpisodeSource
     target: EpisodeSource
     stage: RunningStage
+    pairs: dict[str, list[Pair]] = field(default_factory=dict)
+    exercising: set[str] = field(default_factory=set)  # tasks that are no regression tasks
 
     async def gather(self, round_number: int, names: Sequence[str]) -> Mapping[ComparisonName, Sequence[Pair]]:
-        """Return the round's new pairs for the named comparisons."""
+        """Play the round, and return the named comparisons' pairs of all rounds so far."""
         pairs_by_comparison: dict[ComparisonName, Sequence[Pair]] = {}
         if "environment" in names:
-            baseline, candidate = await self._run_sides(self.environment, self._environment_jobs(round_number))
-            pairs_by_comparison["environment"] = pair(baseline, candidate)
+            sides = await self._run_sides(self.environment, self._environment_jobs(round_number))
+            pairs_by_comparison["environment"] = self._add("environment", pair(*sides))
         if "target" in names or "regression" in names:
-            settings = self.context.settings.gate
-            jobs = round_jobs(self.context.target, round_number, settings)
-            sides = await self._run_sides(self.target, jobs)
-            pairs = pair(*sides)
+            sides = await self._run_sides(
+                self.target, round_jobs(self.context.target, round_number, self.context.settings.gate)
+            )
+            pairs = self._add("target", pair(*sides))
             if "target" in names:
                 pairs_by_comparison["target"] = pairs
             if "regression" in names:
-                tasks = await self._regression_tasks([*sides[0], *sides[1]])
-                pairs_by_comparison["regression"] = [matched for matched in pairs if matched.task_id in tasks]
+                self.exercising.update(await self._exercising_tasks([*sides[0], *sides[1]]))
+                # A later trial may be the first one that shows the need; the task's earlier pairs then go as well.
+                pairs_by_comparison["regression"] = [p for p in pairs if p.task_id not in self.exercising]
         return pairs_by_comparison
+
+    def _add(self, name: str, pairs: Sequence[Pair]) -> list[Pair]:
+        self.pairs[name] = [*self.pairs.get(name, []), *pairs]
+        return self.pairs[name]
 
     def _environment_jobs(self, round_number: int) -> list[EpisodeJob]:
         settings = self.context.settings.gate
@@ -226,14 +256,14 @@ class _Rounds:
         def tick(_: Trajectory | None) -> None:
             self.stage.advance(figure=f"{player.name} in {source.name}{text}")
 
-        temperature = self.context.settings.gate.temperature
+        temperature = gate_temperature(self.context.target, self.context.settings)
         return await player_episodes(self.context, source, jobs, player, temperature=temperature, tick=tick)
 
     def _show_questions(self, subject: str, *_: int) -> None:
         # The stage counts episodes, so questions only change the text of its line.
         self.stage.advance(0, subject)
 
-    async def _regression_tasks(self, trajectories: Sequence[Trajectory]) -> set[str]:
+    async def _exercising_tasks(self, trajectories: Sequence[Trajectory]) -> set[str]:
         labels: list[Label] = []
         for name in self.sides.capabilities:
             with self.context.read_session() as session:
@@ -245,4 +275,4 @@ class _Rounds:
                 labels += await label_capability(
                     analysis_context(self.context), trajectories, capability, "gate", self._show_questions
                 )
-        return regression_tasks(trajectories, labels, self.sides.capabilities)
+        return exercising_tasks(trajectories, labels, self.sides.capabilities)

@@ -44,7 +44,7 @@ STATUS_LABELS = {
 MAX_OFFERS = 3  # prompts that are listed, a line each
 PROMPT_LIMIT = 20_000  # maximum characters of a prompt that are shown
 SIDES = {"prompt": ("base", "prompt"), "adapter": ("base", "adapter"), "comparison": ("adapter", "prompt")}
-ANSWERS = {"pass": "green", "fail": "red", "inconclusive": "yellow"}
+ANSWERS = {"pass": "green", "fail": "red", "inconclusive": "yellow", "untested": "dim"}
 NOBODY = "There are no adapters to decide yet: an adapter is listed here as soon as its gate has passed."
 
 

@@ -17,7 +17,7 @@ from traced.client.approvals import Case, ChangesView, PairView
 from traced.client.models import Done, Policy
 from tui.text import cell, sanitize_line
 from tui.widgets.dialogs import ReasonDialog
-from tui.widgets.forest_plot import MARKS, points
+from tui.widgets.forest_plot import MARKS, requirement
 
 MAX_TASKS = 6  # lost tasks that are listed by name
 POLICIES: tuple[tuple[Policy, str], ...] = (
@@ -235,7 +235,7 @@ def _figures(case: Case) -> Text:
             f" {100 * comparison.difference:+6.1f} points [{100 * comparison.low:+.1f}, {100 * comparison.high:+.1f}]",
             "default",
         )
-        text.append(f", needs > {points(comparison.required)}", "dim")
+        text.append(f", needs {requirement(comparison)}", "dim")
     return text
 
 

@@ -14,7 +14,12 @@ from textual.widget import Widget
 from traced.client.approvals import ComparisonView
 from tui.text import sanitize_line
 
-MARKS = {"pass": ("✓", "green"), "fail": ("✗", "bold red"), "inconclusive": ("?", "yellow")}
+MARKS = {
+    "pass": ("✓", "green"),
+    "fail": ("✗", "bold red"),
+    "inconclusive": ("?", "yellow"),
+    "untested": ("–", "dim"),
+}
 ZERO, BOUND = "┊", "┃"
 CROSSINGS = {ZERO: "┼", BOUND: "╂"}  # where an interval crosses zero or the bound
 NAME, MIN_WIDTH, MAX_WIDTH = 13, 12, 72  # widths in characters: a row's name, the plot
@@ -50,6 +55,11 @@ class Forest(Widget):
 def points(share: float) -> str:
     """Format a share as percentage points with at most two decimals, for example "2.5" or "0"."""
     return f"{100 * share:.2f}".rstrip("0").rstrip(".")
+
+
+def requirement(comparison: ComparisonView) -> str:
+    """Return what the low end of the interval has to exceed, or that nothing is required."""
+    return "none: few tasks" if comparison.answer == "untested" else f"> {points(comparison.required)}"
 
 
 def plot(comparisons: Sequence[ComparisonView], width: int) -> Text:
@@ -120,7 +130,7 @@ def _figures(comparison: ComparisonView, rates: bool) -> tuple[str, ...]:
     return (
         f"{100 * comparison.difference:+.1f}",
         interval,
-        f"> {points(comparison.required)}",
+        requirement(comparison),
         *rates_text,
         str(comparison.seeds),
     )

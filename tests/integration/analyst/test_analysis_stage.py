@@ -196,20 +196,20 @@ async def test_a_gate_uses_the_model_for_a_capability_without_a_detector(context
     with write_session(context.store) as session:
         save_capabilities(session, CYCLE, [Capability(**VERIFICATION)])
 
-    async def regression(at: Context) -> set[str]:
+    async def exercising(at: Context) -> set[str]:
         displayed = RunningStage(NOTHING, "gate")
         NOTHING.start(displayed.key, "Gate")
         sides = gate.Sides((VERIFICATION["name"],), "", Player(BASE), Player("x@v1"))
         rounds = gate._Rounds(at, sides, at.target, at.target, displayed)  # type: ignore[arg-type]
-        return await rounds._regression_tasks(base)
+        return await rounds._exercising_tasks(base)
 
     with scripted_server(thinking, canaries=CANARIES) as server:
-        tasks = await regression(with_analyst(server, context))
-        assert await regression(with_analyst(server, context)) == tasks
+        tasks = await exercising(with_analyst(server, context))
+        assert await exercising(with_analyst(server, context)) == tasks
     assert thinking.kinds == {"label": len(base)}
     instance = {item.task_id: {call.name for call in transcript(item).calls} for item in base}
-    assert tasks == {task for task, calls in instance.items() if not calls & CHANGES}
-    assert len(tasks) == 3
+    assert tasks == {task for task, calls in instance.items() if calls & CHANGES}
+    assert len(tasks) == len(base) - 3
     with read_session(context.store) as session:
         (cost,) = stage_costs(session, CYCLE)
     assert (cost.stage, cost.capability, cost.calls) == ("gate", VERIFICATION["name"], len(base))

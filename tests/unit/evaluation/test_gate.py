@@ -7,14 +7,13 @@ import pytest
 
 from store.types import EndCause, GateAnswer, Label, Outcome, Trajectory, Verdict
 from traced.core.errors import GateError
+from traced.evaluation.figures import gate_remark
 from traced.evaluation.gate import (
     ComparisonName,
     GatePolicy,
-    changes_regression_tasks,
-    compare_pairs,
+    exercising_tasks,
     judge,
     open_comparisons,
-    regression_tasks,
     run_gate,
 )
 from traced.evaluation.intervals import Pair
@@ -72,41 +71,77 @@ def test_alpha_is_spent_over_the_rounds() -> None:
     assert levels[2] == pytest.approx(0.91, abs=0.005)
 
 
-SMALL = GatePolicy(max_rounds=1, target_tasks=17, base_success=0.5)
+SMALL = GatePolicy(max_rounds=2, target_tasks=17, is_list=True)
 
 
-def test_a_target_that_is_too_small_only_guards_against_a_loss() -> None:
-    assert SMALL.is_target_too_small
+def test_a_list_that_is_too_small_is_untested_after_the_last_round() -> None:
+    assert not SMALL.is_testable("target")
     assert SMALL.detectable(17) > SMALL.target_detectable
-    result = judge("c@v1", {"environment": GOOD, "target": pairs(2, 2, 13)}, SMALL, round_number=1)
-    target = result.comparisons[1]
-    assert (target.required, target.answer) == (-SMALL.guarded_loss(17), GateAnswer.PASS)
-    assert judge("c@v1", {"environment": GOOD, "target": pairs(0, 12, 5)}, SMALL, round_number=1).answer is not (
-        GateAnswer.PASS
-    )
+    assert replace(SMALL, is_list=False).is_testable("target")  # more seeds would do
+    unclear: dict[ComparisonName, Sequence[Pair]] = {"environment": GOOD, "target": pairs(2, 2, 13)}
+    first = judge("c@v1", unclear, SMALL, round_number=1)
+    assert open_comparisons(first, SMALL) == ["target"]  # harm may still show
+    last = judge("c@v1", unclear, SMALL, round_number=2, earlier=first)
+    assert (last.answer, last.comparisons[1].answer) == (GateAnswer.PASS, GateAnswer.UNTESTED)
 
 
-def test_a_target_that_is_large_enough_must_gain() -> None:
-    policy = GatePolicy(max_rounds=4, target_tasks=50, target_trials=4, base_success=0.33)
-    assert not policy.is_target_too_small
-    assert policy.required("target") == policy.target_margin
+@pytest.mark.parametrize(
+    ("changes", "answer"), [((0, 12, 5), GateAnswer.FAIL), ((12, 0, 5), GateAnswer.PASS), ((2, 2, 13), "untested")]
+)
+def test_a_small_list_still_shows_harm_and_a_large_gain(changes: tuple[int, int, int], answer: GateAnswer) -> None:
+    result = judge("c@v1", {"environment": GOOD, "target": pairs(*changes)}, SMALL, round_number=2)
+    assert result.comparisons[1].answer == answer
+    assert (result.answer is GateAnswer.FAIL) is (answer is GateAnswer.FAIL)
+
+
+def test_nothing_but_untested_comparisons_is_no_pass() -> None:
+    evidence: dict[ComparisonName, Sequence[Pair]] = {"environment": pairs(2, 2, 10), "target": pairs(2, 2, 13)}
+    assert judge("c@v1", evidence, SMALL, round_number=2).answer is GateAnswer.INCONCLUSIVE
+
+
+def test_what_tasks_and_trials_show() -> None:
+    policy = GatePolicy(max_rounds=4, target_tasks=50, target_trials=4, is_list=True, base_success=0.33)
+    assert policy.is_testable("target")
     assert policy.detectable(50) == pytest.approx(0.12, abs=0.005)
     assert policy.detectable(1) == 1.0  # one task shows nothing
+    needed = policy.tasks_needed(0.12)
+    assert policy.detectable(needed) <= 0.12 < policy.detectable(needed - 1)
 
 
-def test_few_regression_tasks_get_the_margin_that_they_can_carry() -> None:
-    policy = GatePolicy(max_rounds=1, target_tasks=300, base_success=0.5)
-    assert policy.required("regression", 0.5) == -policy.guarded_loss(150)
-    assert GatePolicy(target_tasks=10**6).required("regression", 0.5) == -0.05
-    assert GatePolicy().required("regression") == -0.05  # a target with as many seeds as are wanted
+def test_few_regression_tasks_have_the_margin_that_they_can_carry() -> None:
+    policy = GatePolicy(max_rounds=1, target_tasks=300)
+    assert policy.required("regression", 150) == -policy.detectable(150)
+    assert policy.required("regression", 10**6) == policy.required("regression") == -0.05
+    assert policy.required("regression", 20) == -0.15
+    assert [policy.is_testable("regression", tasks) for tasks in (20, 150, 10**6, 0)] == [False, True, True, True]
+    few: dict[ComparisonName, Sequence[Pair]] = {
+        "environment": GOOD,
+        "target": pairs(60, 2, 238),
+        "regression": pairs(2, 2, 16),
+    }
+    result = judge("c@v1", few, policy, round_number=1)
+    assert (result.answer, result.comparisons[2].answer) == (GateAnswer.PASS, GateAnswer.UNTESTED)
 
 
 @pytest.mark.parametrize(
     ("changes", "expected"), [((2, 2, 300), False), ((60, 2, 300), True), ((2, 60, 300), True), ((9, 2, 50), False)]
 )
-def test_tasks_that_change_are_no_regression_tasks(changes: tuple[int, int, int], expected: bool) -> None:
-    comparison = compare_pairs("regression", pairs(*changes), POLICY, 3)
-    assert changes_regression_tasks(comparison) is expected
+def test_the_remark_says_when_regression_tasks_change(changes: tuple[int, int, int], expected: bool) -> None:
+    evidence: dict[ComparisonName, Sequence[Pair]] = {
+        "environment": GOOD,
+        "target": GOOD,
+        "regression": pairs(*changes),
+    }
+    comparison = judge("c@v1", evidence, POLICY, round_number=3).comparisons[2]
+    assert ("these tasks change" in gate_remark(comparison)) is expected
+
+
+def test_the_remark_says_what_is_required_instead_of_a_gain() -> None:
+    evidence: dict[ComparisonName, Sequence[Pair]] = {"environment": GOOD, "target": pairs(2, 2, 13)}
+    untested = judge("c@v1", evidence, SMALL, round_number=2).comparisons[1]
+    assert gate_remark(untested) == "too few tasks, not required; environment, canary and replay protect"
+    assert gate_remark(replace(untested, answer=GateAnswer.PASS, required=-0.1)) == "required: no loss of 10.0 points"
+    assert gate_remark(replace(untested, answer=GateAnswer.PASS)) == ""
 
 
 async def test_rounds_gather_open_comparisons_only_and_stop_when_final() -> None:
@@ -115,7 +150,7 @@ async def test_rounds_gather_open_comparisons_only_and_stop_when_final() -> None
     async def gather(number: int, names: Sequence[str]) -> Mapping[ComparisonName, Sequence[Pair]]:
         requested_names.append(list(names))
         new: dict[ComparisonName, Sequence[Pair]] = {"environment": GOOD, "regression": UNCHANGED}
-        new["target"] = EVEN if number == 1 else pairs(60, 5, 100, start=1000)
+        new["target"] = EVEN if number == 1 else [*EVEN, *pairs(60, 5, 100, start=1000)]
         return {name: value for name, value in new.items() if name in names}
 
     result = await run_gate("c@v1", gather, POLICY)
@@ -124,7 +159,7 @@ async def test_rounds_gather_open_comparisons_only_and_stop_when_final() -> None
     assert {c.name: c.seeds for c in result.comparisons} == {"environment": 165, "target": 207, "regression": 500}
 
 
-async def test_a_capability_that_every_task_needs_has_no_untouched_comparison() -> None:
+async def test_a_capability_that_every_task_needs_has_no_regression_comparison() -> None:
     async def gather(number: int, names: Sequence[str]) -> Mapping[ComparisonName, Sequence[Pair]]:
         return {"environment": GOOD, "target": GOOD, "regression": []}
 
@@ -135,7 +170,7 @@ async def test_a_capability_that_every_task_needs_has_no_untouched_comparison() 
 
 async def test_still_inconclusive_after_the_last_round_is_final() -> None:
     async def gather(number: int, names: Sequence[str]) -> Mapping[ComparisonName, Sequence[Pair]]:
-        return {"environment": pairs(2, 2, 30, number * 100), "target": pairs(2, 2, 30, number * 100)}
+        return {"environment": pairs(2, 2, 34 * number - 4), "target": pairs(2, 2, 34 * number - 4)}
 
     result = await run_gate("c@v1", gather, POLICY)
     assert (result.answer, result.rounds) == (GateAnswer.INCONCLUSIVE, 3)
@@ -161,7 +196,7 @@ async def test_a_requested_round_judges_all_comparisons_on_all_pairs() -> None:
 
     async def gather(number: int, names: Sequence[str]) -> Mapping[ComparisonName, Sequence[Pair]]:
         requested_names.append(list(names))
-        worse = EVEN if number == 2 else GOOD  # what the first round had shown was luck
+        worse = [*GOOD, *pairs(4, 4, 34, 1000)] if number == 2 else GOOD  # what the first round had shown was luck
         return {"environment": worse, "target": GOOD, "regression": UNCHANGED}
 
     first = await run_gate("c@v1", gather, POLICY)
@@ -170,7 +205,6 @@ async def test_a_requested_round_judges_all_comparisons_on_all_pairs() -> None:
     assert requested_names == [["environment", "target", "regression"]] * 2
     assert (first.rounds, repeated.rounds) == (1, 2)
     assert {c.name: c.seeds for c in first.comparisons} == {"environment": 165, "target": 165, "regression": 500}
-    # the fixtures repeat their task names, so that seeds stay; the rates show that both rounds count
     assert repeated.comparisons[0].difference == pytest.approx(55 / (165 + 42))
     assert {c.level for c in repeated.comparisons} == {POLICY.interval_level(2)}
     with pytest.raises(GateError, match=r"round 4 is outside 1\.\.3"):
@@ -191,7 +225,7 @@ async def test_requesting_every_round_keeps_the_error_rate() -> None:
         async def gather(
             number: int, names: Sequence[str], rounds: dict[int, list[Pair]] = rounds
         ) -> Mapping[ComparisonName, Sequence[Pair]]:
-            return {name: rounds[number] for name in names}  # type: ignore[misc]
+            return {name: [p for n in range(number) for p in rounds[n + 1]] for name in names}  # type: ignore[misc]
 
         result = await run_gate("c@v1", gather, policy)
         passed += result.answer is GateAnswer.PASS
@@ -227,6 +261,7 @@ def test_regression_tasks_have_na_in_the_runs_of_both_models() -> None:
     }
     labels = [replace(row, verdict=changed.get((row.trajectory_id, row.capability), row.verdict)) for row in na]
     labels.append(Label("elsewhere", "x", 0, Verdict.NA))
-    assert regression_tasks(trajectories, labels, ["x"]) == {"c", "d"}
-    assert regression_tasks(trajectories, labels, ["x", "y"]) == {"d"}
-    assert regression_tasks(trajectories, [row for row in labels if row.capability == "x"], ["x", "y"]) == set()
+    assert exercising_tasks(trajectories, labels, ["x"]) == {"a", "b"}
+    assert exercising_tasks(trajectories, labels, ["x", "y"]) == {"a", "b", "c"}
+    only_x = [row for row in labels if row.capability == "x"]
+    assert exercising_tasks(trajectories, only_x, ["x", "y"]) == {"a", "b", "c", "d"}

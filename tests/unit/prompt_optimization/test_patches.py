@@ -53,14 +53,12 @@ def test_no_prompt_that_has_not_passed_is_enough_and_no_adapter_that_has_not_is_
 
 
 async def gate(baseline: Player, candidate: Player, policy: GatePolicy, seeds: int) -> GateResult:
-    """The gate as ``traced.pipeline.gate`` runs it, on seeds that differ from round to round."""
+    """The gate as ``traced.pipeline.gate`` runs it, which adds seeds in each round."""
 
     async def gather(number: int, names: Sequence[str]) -> Mapping[ComparisonName, Sequence[Pair]]:
-        pairs = [
-            Pair(str(seed), 0, baseline(seed), candidate(seed)) for seed in range(number * seeds, (number + 1) * seeds)
-        ]
-        untouched = [pair for pair in pairs if int(pair.task_id) % 2]
-        return {"environment": pairs, "target": pairs, "regression": untouched}
+        pairs = [Pair(str(seed), 0, baseline(seed), candidate(seed)) for seed in range(seeds, (number + 1) * seeds)]
+        regression = [pair for pair in pairs if int(pair.task_id) % 2]
+        return {"environment": pairs, "target": pairs, "regression": regression}
 
     return await run_gate("it", gather, policy)
 
