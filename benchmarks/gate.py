@@ -23,8 +23,6 @@ gate at base 0.33, 50 tasks, 4 trials, and, for +8, at base 0.9. Exit code 1 whe
 """
 
 import argparse
-import importlib
-import importlib.util
 import itertools
 import json
 import math
@@ -41,6 +39,7 @@ from rich.table import Table
 from scipy.special import ndtri
 
 import traced.evaluation.gate as gate_module
+from benchmarks import canary
 from store.types import GateAnswer
 from traced.evaluation.gate import ComparisonName, GatePolicy, judge_comparison, judge_counts
 from traced.evaluation.intervals import PairCounts, compare_counts
@@ -52,13 +51,12 @@ ENVIRONMENT_SEEDS, ENVIRONMENT_BASE, ENVIRONMENT_CORRELATION, ENVIRONMENT_GAIN =
 MAX_ERROR, MIN_POWER = 0.05, 0.8
 OLD_ROUNDS, OLD_MARGIN = 3, 0.05
 PART = 250  # simulations that are drawn together
-CANARY = "benchmarks.canary"
 
 # The same counts come again and again. Interval and answer are those of the gate.
 cached_compare_counts = lru_cache(maxsize=1 << 18)(compare_counts)
 
 Rng = np.random.Generator
-Looks = Sequence[PairCounts]
+Rounds = Sequence[PairCounts]
 
 
 @dataclass(frozen=True)
@@ -110,11 +108,9 @@ def main() -> int:
 
 
 def with_canary(figures: dict[str, Any]) -> dict[str, Any]:
-    """Return the figures with those of the canary's benchmark, if there is one."""
-    if importlib.util.find_spec(CANARY) is None:
-        return figures
-    canary = importlib.import_module(CANARY).figures()
-    return {**figures, "canary": canary, "meets": figures["meets"] and canary["meets"]}
+    """Return the figures with those of the canary's benchmark."""
+    canary_figures = canary.figures()
+    return {**figures, "canary": canary_figures, "meets": figures["meets"] and canary_figures["meets"]}
 
 
 def measure(simulations: int, seed: int, processes: int = 2) -> dict[str, Any]:
@@ -123,8 +119,9 @@ def measure(simulations: int, seed: int, processes: int = 2) -> dict[str, Any]:
     with Pool(processes) as pool:
         rows = pool.starmap(cell_figures, [(cell, simulations, seed) for cell in cells], chunksize=1)
     allowed = MAX_ERROR + 3 * math.sqrt(MAX_ERROR * (1 - MAX_ERROR) / simulations)
-    asked = [row for row in rows if row["tasks"] == 50 and row["trials"] == 4 and row["base"] in (0.33, max(BASES))]
-    powers = [min(row["power"], row["gate_power"]) for row in asked]
+    sized = [row for row in rows if (row["tasks"], row["trials"]) == (50, 4)]
+    required_rows = [row for row in sized if row["base"] in (0.33, max(BASES))]
+    powers = [min(row["power"], row["gate_power"]) for row in required_rows]
     errors = [max(row["error"].values()) for row in rows]
     return {
         "simulations": simulations,
@@ -132,7 +129,7 @@ def measure(simulations: int, seed: int, processes: int = 2) -> dict[str, Any]:
         "largest_error": max(errors),
         "largest_error_before": max(max(row["error_before"].values()) for row in rows),
         "lowest_power": min(powers),
-        "lowest_power_before": min(min(row["power_before"], row["gate_power_before"]) for row in asked),
+        "lowest_power_before": min(min(row["power_before"], row["gate_power_before"]) for row in required_rows),
         "aims": {"error": MAX_ERROR, "error_with_noise": allowed, "power": MIN_POWER},
         "meets": max(errors) <= allowed and min(powers) >= MIN_POWER,
     }
@@ -145,17 +142,17 @@ def cell_figures(cell: Cell, simulations: int, seed: int) -> dict[str, Any]:
     numbers = [round(value * 100) for value in (cell.base, cell.correlation)]
     game = Game(cell, simulations, np.random.default_rng([seed, *numbers, cell.tasks, cell.trials]))
     margin = policy.required("regression", cell.third)
-    gaining, losing, same, mixed = (game.target(change) for change in (cell.gain, -cell.gain, 0.0, None))
+    gaining, losing, unchanged_target, opposed = (game.target(change) for change in (cell.gain, -cell.gain, 0.0, None))
     unchanged, at_margin = game.regression(0.0), game.regression(margin)
     environment, environment_at_margin = game.environment(ENVIRONMENT_GAIN), game.environment(policy.environment_margin)
     error = {
-        "target": share("target", same, cell),
-        "mixed": share("target", mixed, cell),
+        "target": share("target", unchanged_target, cell),
+        "mixed": share("target", opposed, cell),
         "regression": share("regression", at_margin, cell) if cell.base + margin >= 0 else 0.0,
         "environment": gate_share(environment_at_margin, gaining, unchanged, policy),
     }
     if policy.is_testable("target"):
-        error["gate"] = gate_share(environment, same, unchanged, policy)
+        error["gate"] = gate_share(environment, unchanged_target, unchanged, policy)
     at_old_margin = game.regression(-OLD_MARGIN)
     return {
         "base": cell.base,
@@ -171,13 +168,13 @@ def cell_figures(cell: Cell, simulations: int, seed: int) -> dict[str, Any]:
         "gate_power": gate_share(environment, gaining, unchanged, policy),
         "loss": gate_share(environment, losing, unchanged, policy),
         "error": error,
-        "power_before": mean(passes_before(looks, 0.0) for looks in gaining),
+        "power_before": mean(passes_before(rounds_played, 0.0) for rounds_played in gaining),
         "gate_power_before": mean(map(gate_passes_before, environment, gaining, unchanged)),
         "loss_before": mean(map(gate_passes_before, environment, losing, unchanged)),
         "error_before": {
-            "target": mean(passes_before(looks, 0.0) for looks in same),
-            "mixed": mean(passes_before(looks, 0.0) for looks in mixed),
-            "regression": mean(passes_before(looks, -OLD_MARGIN) for looks in at_old_margin),
+            "target": mean(passes_before(rounds_played, 0.0) for rounds_played in unchanged_target),
+            "mixed": mean(passes_before(rounds_played, 0.0) for rounds_played in opposed),
+            "regression": mean(passes_before(rounds_played, -OLD_MARGIN) for rounds_played in at_old_margin),
             "environment": mean(map(gate_passes_before, environment_at_margin, gaining, unchanged)),
         },
     }
@@ -191,37 +188,37 @@ class Game:
     simulations: int
     rng: Rng
 
-    def target(self, change: float | None) -> list[Looks]:
+    def target(self, change: float | None) -> list[Rounds]:
         """Return simulations of the target; None: tasks that gain and tasks that lose."""
         return self._draw(self.cell, self.cell.tasks, change)
 
-    def regression(self, change: float) -> list[Looks]:
+    def regression(self, change: float) -> list[Rounds]:
         """Return simulations of the regression tasks."""
         return self._draw(self.cell, self.cell.third, change)
 
-    def environment(self, change: float) -> list[Looks]:
+    def environment(self, change: float) -> list[Rounds]:
         """Return simulations of the environment, which has new seeds in each round."""
         cell = Cell(ENVIRONMENT_BASE, ENVIRONMENT_CORRELATION, ENVIRONMENT_SEEDS, 1)
         rounds = self.cell.trials
-        sizes = [round(ENVIRONMENT_SEEDS * look / rounds) for look in range(1, rounds + 1)]
-        result: list[Looks] = []
+        sizes = [round(ENVIRONMENT_SEEDS * number / rounds) for number in range(1, rounds + 1)]
+        result: list[Rounds] = []
         for base, adapter in parts(cell, ENVIRONMENT_SEEDS, change, self.simulations, self.rng):
             gains = (adapter & ~base)[:, :, 0].cumsum(axis=1)[:, [size - 1 for size in sizes]].tolist()
             losses = (base & ~adapter)[:, :, 0].cumsum(axis=1)[:, [size - 1 for size in sizes]].tolist()
             for gain_row, loss_row in zip(gains, losses, strict=True):
-                looks = zip(sizes, gain_row, loss_row, strict=True)
-                result.append([PairCounts(size, size, 0, 0, g, l_, 1, 0.0) for size, g, l_ in looks])
+                rounds_played = zip(sizes, gain_row, loss_row, strict=True)
+                result.append([PairCounts(size, size, 0, 0, g, l_, 1, 0.0) for size, g, l_ in rounds_played])
         return result
 
-    def _draw(self, cell: Cell, tasks: int, change: float | None) -> list[Looks]:
-        result: list[Looks] = []
+    def _draw(self, cell: Cell, tasks: int, change: float | None) -> list[Rounds]:
+        result: list[Rounds] = []
         for base, adapter in parts(cell, tasks, change, self.simulations, self.rng):
             changes = (adapter.astype(np.int64) - base).cumsum(axis=2)  # [simulations, tasks, trials]
             discordant = (adapter != base).cumsum(axis=2).sum(axis=1)
             net, squares = changes.sum(axis=1), (changes**2).sum(axis=1)
             for rows in zip(net.tolist(), discordant.tolist(), squares.tolist(), strict=True):
-                looks = enumerate(zip(*rows, strict=True), start=1)
-                result.append([counts(tasks, trials, *values) for trials, values in looks])
+                rounds_played = enumerate(zip(*rows, strict=True), start=1)
+                result.append([counts(tasks, trials, *values) for trials, values in rounds_played])
         return result
 
 
@@ -243,8 +240,8 @@ def parts(cell: Cell, tasks: int, change: float | None, simulations: int, rng: R
     for start in range(0, simulations, PART):
         size = min(PART, simulations - start)
         shared = rng.standard_normal((size, tasks, 1))
-        own = rng.standard_normal((2, size, tasks, cell.trials))
-        latents = math.sqrt(cell.correlation) * shared + math.sqrt(1 - cell.correlation) * own
+        noise = rng.standard_normal((2, size, tasks, cell.trials))
+        latents = math.sqrt(cell.correlation) * shared + math.sqrt(1 - cell.correlation) * noise
         if change is None:
             gaining, step = rng.random((size, tasks, 1)) < 0.5, min(cell.base, 1 - cell.base) / 2
             bounds = np.where(gaining, ndtri(cell.base + step), ndtri(cell.base - step))
@@ -259,43 +256,45 @@ def mean(values: Any) -> float:
     return sum(flags) / len(flags)
 
 
-def share(name: ComparisonName, simulations: Sequence[Looks], cell: Cell) -> float:
-    """Return how often a comparison passes at one of its looks."""
-    return mean(passes(name, looks, cell) for looks in simulations)
+def share(name: ComparisonName, simulations: Sequence[Rounds], cell: Cell) -> float:
+    """Return how often a comparison passes at one of its rounds_played."""
+    return mean(passes(name, rounds_played, cell) for rounds_played in simulations)
 
 
-def passes(name: ComparisonName, looks: Looks, cell: Cell) -> bool:
-    """Return whether a comparison passes at one of its looks."""
+def passes(name: ComparisonName, rounds_played: Rounds, cell: Cell) -> bool:
+    """Return whether a comparison passes at one of its rounds_played."""
     policy = cell.policy
-    for number, look in enumerate(looks, start=1):
-        answer = judge_comparison(name, look, policy, number, cell.third).answer
+    for number, counts_so_far in enumerate(rounds_played, start=1):
+        answer = judge_comparison(name, counts_so_far, policy, number, cell.third).answer
         if answer is not GateAnswer.INCONCLUSIVE:
             return answer is GateAnswer.PASS
     return False
 
 
 def gate_share(
-    environment: Sequence[Looks], target: Sequence[Looks], regression: Sequence[Looks], policy: GatePolicy
+    environment: Sequence[Rounds], target: Sequence[Rounds], regression: Sequence[Rounds], policy: GatePolicy
 ) -> float:
     """Return how often the whole gate passes."""
     return mean(gate_passes(*simulation, policy) for simulation in zip(environment, target, regression, strict=True))
 
 
-def gate_passes(environment: Looks, target: Looks, regression: Looks, policy: GatePolicy) -> bool:
+def gate_passes(environment: Rounds, target: Rounds, regression: Rounds, policy: GatePolicy) -> bool:
     """Return whether the gate passes after one of its rounds."""
     result = None
-    for number, looks in enumerate(zip(environment, target, regression, strict=True), start=1):
-        evidence = dict(zip(gate_module.NAMES, looks, strict=True))
+    for number, rounds_played in enumerate(zip(environment, target, regression, strict=True), start=1):
+        evidence = dict(zip(gate_module.NAMES, rounds_played, strict=True))
         result = judge_counts("a@v1", evidence, policy, round_number=number, earlier=result)
         if result.answer is not GateAnswer.INCONCLUSIVE:
             return result.answer is GateAnswer.PASS
     return False
 
 
-def passes_before(looks: Looks, margin: float) -> bool:
+def passes_before(rounds_played: Rounds, margin: float) -> bool:
     """Return whether the rule of earlier versions passes: Bonferroni over three rounds, two-sided, a fixed margin."""
-    for trials in sorted({max(1, round(len(looks) * number / OLD_ROUNDS)) for number in range(1, OLD_ROUNDS + 1)}):
-        interval = cached_compare_counts(looks[trials - 1], 1 - 0.05 / OLD_ROUNDS)
+    for trials in sorted(
+        {max(1, round(len(rounds_played) * number / OLD_ROUNDS)) for number in range(1, OLD_ROUNDS + 1)}
+    ):
+        interval = cached_compare_counts(rounds_played[trials - 1], 1 - 0.05 / OLD_ROUNDS)
         if interval.low > margin:
             return True
         if interval.high < margin:
@@ -303,7 +302,7 @@ def passes_before(looks: Looks, margin: float) -> bool:
     return False
 
 
-def gate_passes_before(environment: Looks, target: Looks, regression: Looks) -> bool:
+def gate_passes_before(environment: Rounds, target: Rounds, regression: Rounds) -> bool:
     """Return whether the gate of earlier versions passes."""
     margins = (0.02, 0.0, -OLD_MARGIN)
     return all(map(passes_before, (environment, target, regression), margins))

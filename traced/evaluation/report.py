@@ -28,6 +28,7 @@ from traced.evaluation.figures import (
     CompositionFigures,
     CycleFigures,
     PromptFigures,
+    SingleFigures,
     gate_remark,
     percent,
     points,

@@ -75,11 +75,6 @@ class Field:
         per_turn = [Composition(tuple(self.members), name, by_turn=True) for name in names if "turn" in kinds]
         return [Composition(), *singles, *merges, *per_conversation, *per_turn]
 
-    async def policy(self, composition: Composition) -> Policy:
-        """Return the policy of a composition; its versions are served."""
-        temperature = self.context.settings.engine.temperature
-        return await composition_policy(self.context, composition, self.routers, temperature)
-
 
 async def composition_policy(
     context: Context, composition: Composition, routers_by_name: Mapping[str, FallbackRouter], temperature: float
@@ -152,6 +147,7 @@ def validation_jobs(context: Context) -> list[EpisodeJob]:
 
 async def _ranking(contest: Field, stage: RunningStage) -> list[Candidate]:
     context = contest.context
+    temperature = context.settings.engine.temperature
 
     async def play(composition: Composition, jobs: Sequence[EpisodeJob]) -> tuple[int, int]:
         # The base model's own episodes on the train split are the collected ones.
@@ -161,9 +157,9 @@ async def _ranking(contest: Field, stage: RunningStage) -> list[Candidate]:
                 context,
                 source,
                 jobs,
-                await composition_policy(context, composition, contest.routers),
+                await composition_policy(context, composition, contest.routers, temperature),
                 model=name,
-                temperature=context.settings.engine.temperature,
+                temperature=temperature,
                 tokens=False,
                 tick=lambda _: stage.advance(figure=composition.name),
             )

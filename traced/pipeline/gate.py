@@ -23,7 +23,7 @@ from traced.config.cycle_sections import GateSection
 from traced.config.settings import Settings
 from traced.core.errors import CapabilityError, GateError, StageError
 from traced.evaluation.figures import gate_remark, points
-from traced.evaluation.gate import ComparisonName, GatePolicy, exercising_tasks, run_gate
+from traced.evaluation.gate import REGRESSION_POWER, ComparisonName, GatePolicy, exercising_tasks, run_gate
 from traced.evaluation.intervals import Pair, pair
 from traced.pipeline.adapter_files import check_version, serve_version
 from traced.pipeline.analyze import analysis_context
@@ -88,9 +88,9 @@ def describe(policy: GatePolicy) -> list[str]:
         reason = f"too few to show a gain below {gain} points, so none is required"
         target = f"{size}: {reason}; environment, canary and replay protect"
     largest = -policy.required("regression", 2)
-    needed = policy.tasks_needed(largest)
+    count = policy.tasks_needed(largest, REGRESSION_POWER)
     loss = f"cannot rule out a loss of {100 * largest:.0f} points"
-    return [target, f"regression: fewer than {needed} tasks {loss} and are not required"]
+    return [target, f"regression: fewer than {count} tasks {loss} and are not required"]
 
 
 def gate_temperature(target: Target, settings: Settings) -> float:
@@ -140,7 +140,7 @@ def policy_of(context: Context) -> GatePolicy:
         # Greedy trials of a task may all be the same episode.
         target_trials=trials if gate_temperature(context.target, context.settings) else 1,
         is_list=_is_replayed(context.target, settings),
-        base_success=outcomes.get(Outcome.SUCCESS, 0) / judged if judged else GatePolicy.base_success,
+        base_success=outcomes.get(Outcome.SUCCESS, 0) / completed if completed else GatePolicy.base_success,
     )
 
 

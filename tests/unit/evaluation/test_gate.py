@@ -9,6 +9,7 @@ from store.types import EndCause, GateAnswer, Label, Outcome, Trajectory, Verdic
 from traced.core.errors import GateError
 from traced.evaluation.figures import gate_remark
 from traced.evaluation.gate import (
+    REGRESSION_POWER,
     ComparisonName,
     GatePolicy,
     exercising_tasks,
@@ -104,22 +105,22 @@ def test_what_tasks_and_trials_show() -> None:
     assert policy.is_testable("target")
     assert policy.detectable(50) == pytest.approx(0.12, abs=0.005)
     assert policy.detectable(1) == 1.0  # one task shows nothing
-    needed = policy.tasks_needed(0.12)
-    assert policy.detectable(needed) <= 0.12 < policy.detectable(needed - 1)
+    count = policy.tasks_needed(0.12)
+    assert policy.detectable(count) <= 0.12 < policy.detectable(count - 1)
 
 
 def test_few_regression_tasks_have_the_margin_that_they_can_carry() -> None:
     policy = GatePolicy(max_rounds=1, target_tasks=300)
-    assert policy.required("regression", 150) == -policy.detectable(150)
+    assert policy.required("regression", 250) == -policy.detectable(250, REGRESSION_POWER)
     assert policy.required("regression", 10**6) == policy.required("regression") == -0.05
     assert policy.required("regression", 20) == -0.15
-    assert [policy.is_testable("regression", tasks) for tasks in (20, 150, 10**6, 0)] == [False, True, True, True]
-    few: dict[ComparisonName, Sequence[Pair]] = {
+    assert [policy.is_testable("regression", tasks) for tasks in (20, 250, 10**6, 0)] == [False, True, True, True]
+    small: dict[ComparisonName, Sequence[Pair]] = {
         "environment": GOOD,
         "target": pairs(60, 2, 238),
         "regression": pairs(2, 2, 16),
     }
-    result = judge("c@v1", few, policy, round_number=1)
+    result = judge("c@v1", small, policy, round_number=1)
     assert (result.answer, result.comparisons[2].answer) == (GateAnswer.PASS, GateAnswer.UNTESTED)
 
 
@@ -212,7 +213,7 @@ async def test_a_requested_round_judges_all_comparisons_on_all_pairs() -> None:
 
 
 async def test_requesting_every_round_keeps_the_error_rate() -> None:
-    """Somebody asks whenever it has passed: no more of them pass in the end, and few intervals lie above the truth."""
+    """Somebody asks whenever it has passed: no more of them pass in the end, and few intervals lie too high."""
     rng = np.random.default_rng(11)
     policy = GatePolicy(max_rounds=3, environment_margin=0.0, regression_margin=0.0)
     passed, in_the_end, misses, runs = 0, 0, 0, 600
