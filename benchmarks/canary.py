@@ -110,8 +110,8 @@ def _stream(mask: NDArray[np.bool_], success: NDArray[np.bool_]) -> tuple[Ints, 
 def log_factors(stratum: Streams, margin: float, weights: Mapping[float, float], *, harm: bool) -> tuple[Ints, Floats]:
     """Return when each block is complete, and the logs of its factors: (simulations, blocks) and one more axis."""
     odds = stratum.share / (1 - stratum.share)
-    counts = [np.floor(np.arange(stratum.times[0].shape[1] + stratum.times[1].shape[1] + 1) * ratio + 0.5).astype(int)
-              for ratio in (max(1.0, odds), max(1.0, 1 / odds))]  # fmt: skip
+    numbers = np.arange(stratum.times[0].shape[1] + stratum.times[1].shape[1] + 1)
+    counts = [np.floor(numbers * max(1.0, ratio) + 0.5).astype(int) for ratio in (odds, 1 / odds)]
     blocks = min(
         np.searchsorted(ends, times.shape[1], "right") for ends, times in zip(counts, stratum.times, strict=True)
     )
@@ -119,8 +119,9 @@ def log_factors(stratum: Streams, margin: float, weights: Mapping[float, float],
     times = np.maximum(*(arm[:, end[1:] - 1] for arm, end in zip(stratum.times, ends, strict=True)))
     totals = [arm[:, end] for arm, end in zip(stratum.successes, ends, strict=True)]
     rate = (totals[0] + totals[1] + 1)[:, :-1, None] / (ends[0] + ends[1] + 2)[None, :-1, None]
-    arms = [(np.diff(end)[None, :, None], np.diff(total, axis=1)[:, :, None])
-            for end, total in zip(ends, totals, strict=True)]  # fmt: skip
+    sizes = [np.diff(end)[None, :, None] for end in ends]
+    success_counts = [np.diff(total, axis=1)[:, :, None] for total in totals]
+    arms = list(zip(sizes, success_counts, strict=True))
     (a, better), (b, worse) = arms[::-1] if harm else arms
     low = rate - margin * b / (a + b)
     high = low + margin
@@ -259,6 +260,7 @@ def figures(simulations: int = 1000, seed: int = 0) -> dict[str, Any]:
             "wrong rollbacks": float((new_rule.rolled_back <= LONG).mean()),  # also those after "live"
             "before: live within 500 per arm": old_rule.of("live", horizon),
             "before: live within 3,000 conversations": old_rule.of("live", LONG // 2),
+            "before: median conversations": old_rule.median(),
         }
     margin = PromotionSection().margin
     for rate in (0.15, 0.3, 0.5, 0.7, 0.9):
