@@ -107,6 +107,10 @@ class TrainingSection(Section):
     lora_r: Positive = Field(default=16, description="LoRA rank")
     lora_alpha: Positive = Field(default=16, description="LoRA scale")
     clip: float = Field(default=0.28, gt=0, lt=1, description="clip range of the probability ratio")
+    kl: float = Field(default=0.0, ge=0, description="coefficient of the KL divergence from the base in the loss")
+    entropy_bonus: float = Field(
+        default=0.0, ge=0, description="coefficient of the policy's mean entropy per token, which lowers the loss"
+    )
     temperature: float = Field(default=1.0, gt=0, le=5, description="sampling temperature of the rollouts")
     max_turns: Positive = Field(default=16, description="assistant messages after which an episode ends")
     max_length: Positive = Field(default=1024, description="tokens of one rollout, all turns")

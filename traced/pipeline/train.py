@@ -150,6 +150,8 @@ def job_for(
         lora_r=training.lora_r,
         lora_alpha=training.lora_alpha,
         clip=training.clip,
+        kl=training.kl,
+        entropy_bonus=training.entropy_bonus,
         max_turns=training.max_turns,
         max_length=training.max_length,
         max_tokens=settings.engine.max_tokens,

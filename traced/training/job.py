@@ -89,6 +89,8 @@ class TrainingJob:
     max_tokens: int = 256  # tokens of one completion
     temperature: float = 1.0
     max_grad_norm: float = 1.0
+    kl: float = 0.0  # coefficient of the KL term to the base
+    entropy_bonus: float = 0.0  # coefficient of the mean entropy per token in the objective
     # Tokens, padding included, of one forward and backward pass: at most on a CPU, of the first pass on a GPU, whose
     # memory decides about the others.
     micro_batch_tokens: int = 4096
@@ -145,13 +147,7 @@ class TrainingJob:
             )
         if self.shard and not (self.processes > 1):
             raise JobError("shard needs several processes, and the job has 1", hint="training.processes")
-        if not 0 <= self.open_share < 1:
-            raise JobError(f"open_share is {self.open_share}; it must be at least 0 and below 1")
-        if self.recoveries and not self.validate_every:
-            raise JobError(
-                f"recoveries is {self.recoveries}, and no policy is validated that a collapsed run could go back to",
-                hint="training.validate_every = 5, or training.recoveries = 0",
-            )
+        self._check_measures()
         if self.overlap not in (0, 1):
             raise JobError(f"overlap is {self.overlap}; it must be 0 or 1", hint="training.overlap")
         if self.overlap and not self.engine_urls:
@@ -164,6 +160,19 @@ class TrainingJob:
         if self.training_seeds < self.groups:
             raise JobError(
                 f"[{self.seed_low}, {self.seed_high}) holds fewer seeds to train on than the {self.groups} groups"
+            )
+
+    def _check_measures(self) -> None:
+        """Check the settings against a collapse."""
+        if not 0 <= self.open_share < 1:
+            raise JobError(f"open_share is {self.open_share}; it must be at least 0 and below 1")
+        for name in ("kl", "entropy_bonus"):
+            if getattr(self, name) < 0:
+                raise JobError(f"{name} is {getattr(self, name)}; it must be at least 0")
+        if self.recoveries and not self.validate_every:
+            raise JobError(
+                f"recoveries is {self.recoveries}, and no policy is validated that a collapsed run could go back to",
+                hint="training.validate_every = 5, or training.recoveries = 0",
             )
 
     @property
@@ -231,8 +240,9 @@ class TrainingJob:
         values["micro_batch_tokens"] = 4096
         if not self.overlap:
             del values["overlap"]
-        if not self.open_share:
-            del values["open_share"]
+        for name in ("open_share", "kl", "entropy_bonus"):
+            if not values[name]:
+                del values[name]
         if not self.recoveries:
             for name in ("recoveries", "recovery_lr", "recovery_temperature"):
                 del values[name]

@@ -11,6 +11,8 @@ gradient clipping, AdamW, checkpoints and resuming. This subclass changes:
 - Only sampled tokens are projected onto the vocabulary; TRL does so with all tokens after the prompt.
 - The loss is TRL's ``loss_type="grpo"``, without the collective operations of its metrics: processes have different
   numbers of passes, and a pass that ran out of memory is repeated.
+- The KL term (``beta``, to the base without adapter) and the entropy bonus (``entropy_coef``) are means over all
+  complete trajectories, those of groups with equal rewards too: a policy whose groups are all equal needs them most.
 - Several processes: the first one samples for all, each computes the gradient of its share of the trajectories, and
   the sums of the gradients are exchanged once per iteration. With a sharded base, which is gathered layer by layer in
   every pass, all of them make the same number of passes; each has the whole adapter, and so the checkpoints of one.
@@ -19,7 +21,7 @@ gradient clipping, AdamW, checkpoints and resuming. This subclass changes:
   from other weights.
 - Checkpoints appear by rename, and only the newest is kept.
 
-Not covered: KL terms in the loss, completions without log-probs.
+Not covered: completions without log-probs.
 """
 
 import logging
@@ -183,26 +185,27 @@ def _shape(batch: Batch) -> tuple[int, int]:
 
 
 def _cut(name: str, rows: Tensor, prompt: int, completion: int) -> Tensor:
-    if name == "advantages":
+    if rows.ndim == 1:
         return rows
     return rows[:, rows.shape[1] - prompt :] if name.startswith("prompt") else rows[:, :completion]
 
 
 def empty_row(batch: Batch) -> Batch:
     """Return one row with the columns of ``batch``: ``EMPTY_TOKENS`` tokens that add 0 to every sum and gradient."""
-    row = {name: values.new_zeros((1,) if name == "advantages" else (1, 1)) for name, values in batch.items()}
+    row = {name: values.new_zeros((1,) * values.ndim) for name, values in batch.items()}
     # Without a token to attend to, the log-probs would not be finite.
     return row | {name: torch.ones_like(row[name]) for name in ("prompt_mask", "completion_mask")}
 
 
 @dataclass
 class PassSums:
-    """Sums over passes: the loss, and over the policy's own tokens the entropy and the clipped ratios."""
+    """Sums over passes: the loss, and over the policy's own tokens entropy, clipped ratios and KL from the base."""
 
     loss: float = 0.0
     entropy: float = 0.0
     clipped: float = 0.0
     tokens: float = 0.0
+    kl: float = 0.0
 
     def __add__(self, other: "PassSums") -> "PassSums":
         return PassSums(*(a + b for a, b in zip(astuple(self), astuple(other), strict=True)))
@@ -255,22 +258,23 @@ class GroupRelativeTrainer(GRPOTrainer):
         # The wrapper for several processes would exchange gradients in every pass.
         module = self.accelerator.unwrap_model(model)
         self._policies.record(self.state.global_step, module)
-        batch, is_kept, measured_rows = self._rollouts(gather_object([row["prompt"] for row in inputs]))
+        batch, is_kept, is_used, measured_rows = self._rollouts(gather_object([row["prompt"] for row in inputs]))
         started = time.perf_counter()
         self._check_policy(module, measured_rows)
-        total = int(is_kept.sum())
-        share = self._share({name: values[is_kept] for name, values in batch.items()})
+        kept_rows, used_rows = int(is_kept.sum()), int(is_used.sum())
+        share = self._share({name: values[is_used] for name, values in batch.items()})
         self.pass_size.next_iteration()
-        sums = self._repeated_if_full(lambda: self._passes(module, share, total))
+        sums = self._repeated_if_full(lambda: self._passes(module, share, kept_rows, used_rows))
         self._iteration = PassSums(*self._summed(astuple(sums)))
-        self._is_gradient_dropped = total > 0 and not self._exchange_gradients(module)
+        self._is_gradient_dropped = used_rows > 0 and not self._exchange_gradients(module)
         self._update_seconds = time.perf_counter() - started
         return torch.tensor(self._iteration.loss, device=self.accelerator.device)
 
-    def _rollouts(self, prompts: list[str]) -> tuple[Batch, Tensor, MeasuredRows]:
-        """Return all trajectories of the iteration, which of them are kept, and rows to check the sampling policy on.
+    def _rollouts(self, prompts: list[str]) -> tuple[Batch, Tensor, Tensor, MeasuredRows]:
+        """Return all trajectories of the iteration, and rows to check the sampling policy on.
 
-        The first process samples them.
+        Two masks are between them: the trajectories with an advantage, and those that the update uses. The first
+        process samples them.
         """
         shared: list[Any] = [None]
         if self.rollout_function is not None:
@@ -280,8 +284,11 @@ class GroupRelativeTrainer(GRPOTrainer):
             measured_rows = select_rows(batch, last.servers, last.policy, DRIFT_TOKENS)
             # Before the other processes get the rollouts, so that all of them begin their passes afterwards.
             self.rollout_function.begin_update()
-            shared = [({**batch, "advantages": self.groups.values}, self.groups.mask, measured_rows)]
-        batch, is_kept, measured_rows = broadcast_object_list(shared)[0]
+            is_used = self.groups.mask
+            if self.beta or self.entropy_coef:
+                is_used = torch.tensor([reward is not None for reward in last.rewards])
+            shared = [({**batch, "advantages": self.groups.values}, self.groups.mask, is_used, measured_rows)]
+        batch, is_kept, is_used, measured_rows = broadcast_object_list(shared)[0]
         if self._offloaded is not None:
             try:
                 self._offloaded.to_device()
@@ -289,7 +296,7 @@ class GroupRelativeTrainer(GRPOTrainer):
                 raise no_room_beside_engine() from error
         device = self.accelerator.device
         measured_rows = replace(measured_rows, rows=_to_device(measured_rows.rows, device))
-        return _to_device(batch, device), is_kept.to(device), measured_rows
+        return _to_device(batch, device), is_kept.to(device), is_used.to(device), measured_rows
 
     def _check_policy(self, module: Any, measured_rows: MeasuredRows) -> None:
         """Raise ``WrongPolicy`` if an engine has sampled from other weights than the published adapter.
@@ -359,14 +366,21 @@ class GroupRelativeTrainer(GRPOTrainer):
         tensor = torch.tensor(values, dtype=torch.float64, device=self.accelerator.device)
         return self.accelerator.reduce(tensor, "sum").tolist()
 
-    def _passes(self, module: Any, rows: Batch, total: int) -> PassSums:
-        """Accumulate the gradient of these rows of ``total``, pass by pass, and return the sums over them."""
+    def _passes(self, module: Any, rows: Batch, kept_rows: int, used_rows: int) -> PassSums:
+        """Accumulate the gradient of these rows, pass by pass, and return the sums over them.
+
+        Args:
+            rows: The process's share of the rows that are used.
+            kept_rows: The number of rows with an advantage, of all processes.
+            used_rows: The number of rows, of all processes.
+        """
         sums = PassSums()
         for chunk in self._chunks(rows):
             row_count, tokens = _shape(chunk)
             with self.pass_size.running(row_count, tokens, is_measured=tokens > EMPTY_TOKENS):
-                # The loss is a mean over the chunk and linear in the advantages: scaled, it is a mean over all rows.
-                chunk["advantages"] = chunk["advantages"] * (len(chunk["advantages"]) / total)
+                # The loss is a mean over the chunk and linear in both: scaled, they give means over all rows.
+                chunk["advantages"] = chunk["advantages"] * (row_count / max(1, kept_rows))
+                chunk["weights"] = torch.full_like(chunk["advantages"], row_count / used_rows)
                 loss = super().training_step(module, chunk, None)
             sums += replace(self._newest_pass, loss=float(loss))
         return sums
@@ -430,15 +444,34 @@ class GroupRelativeTrainer(GRPOTrainer):
     def _compute_loss(self, model: Any, inputs: Batch) -> Tensor:
         """Return the clipped loss of a pass: the mean over its rows of the mean over the policy's own tokens."""
         mask = inputs["completion_mask"] * inputs["tool_mask"]
+        # Before the policy's own pass, whose activations take the memory.
+        base = self._base_logprobs(model, inputs) if self.beta else None
         logprobs, entropies = self._logprobs(model, inputs)
         ratio = torch.exp(logprobs - inputs["old_per_token_logps"])
         advantages = inputs["advantages"].unsqueeze(1)
         low, high = 1 - self.epsilon_low, 1 + self.epsilon_high
         per_token = -torch.min(ratio * advantages, torch.clamp(ratio, low, high) * advantages)
+        weights, kl = inputs["weights"].unsqueeze(1), torch.zeros_like(logprobs)
+        if base is not None:
+            # As in TRL: the estimator "k3" of J. Schulman, "Approximating KL divergence" (2020).
+            kl = torch.exp(base - logprobs) - (base - logprobs) - 1
+            per_token = per_token + self.beta * weights * kl
+        if self.entropy_coef:
+            per_token = per_token - self.entropy_coef * weights * entropies
         is_clipped = ((ratio < low) & (advantages < 0)) | ((ratio > high) & (advantages > 0))
-        sums = ((entropies.detach() * mask).sum(), (is_clipped * mask).sum(), mask.sum())
+        sums = ((entropies.detach() * mask).sum(), (is_clipped * mask).sum(), mask.sum(), (kl.detach() * mask).sum())
         self._newest_pass = PassSums(0.0, *(float(value) for value in sums))
         return ((per_token * mask).sum(-1) / mask.sum(-1).clamp(min=1.0)).mean()
+
+    def _base_logprobs(self, model: Any, chunk: Batch) -> Tensor:
+        """Return the log-probs [n, c] of the base, as ``_logprobs`` does, without gradient."""
+        # Dropout would draw random numbers.
+        model.eval()
+        try:
+            with torch.no_grad(), model.disable_adapter():
+                return self._logprobs(model, chunk)[0]
+        finally:
+            model.train()
 
     def _logprobs(self, model: Any, chunk: Batch) -> tuple[Tensor, Tensor]:
         """Return log-prob and entropy [n, c] at each sampled token, in nats, at the sampling temperature; else 0."""
@@ -493,6 +526,7 @@ class GroupRelativeTrainer(GRPOTrainer):
             "sampling_seconds": last.sampling_seconds,
             "engine_busy": last.busy_share,
             **self.drift.metrics(),
+            **({"kl": sums.per_token(sums.kl)} if self.beta else {}),
             **({} if last.validation is None else last.validation.metrics()),
         }
 

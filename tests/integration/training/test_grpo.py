@@ -319,9 +319,15 @@ class Gradients(TrainerCallback):
         self.mixed_groups = {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
 
 
-@pytest.mark.parametrize("micro_batch_tokens", [100, 100_000])
+@pytest.mark.parametrize(
+    ("micro_batch_tokens", "changes"), [(100, {}), (100_000, {}), (400, {"kl": 0.5, "entropy_bonus": 0.3})]
+)
 def test_the_gradient_is_that_of_the_papers_equation(
-    model_path: Path, tmp_path: Path, micro_batch_tokens: int, monkeypatch: pytest.MonkeyPatch
+    model_path: Path,
+    tmp_path: Path,
+    micro_batch_tokens: int,
+    changes: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """L = -1/|B| sum_(g,k) 1/T sum_t min(rho A, clip(rho, 1 - e, 1 + e) A), in plain torch, token by token.
 
@@ -330,7 +336,9 @@ def test_the_gradient_is_that_of_the_papers_equation(
     # An engine with such log-probs would be refused.
     monkeypatch.setattr(trainer_module, "DRIFT_TOKENS", 100_000)
     monkeypatch.setattr(trainer_module, "judge", lambda *rest: dataclasses.replace(judge(*rest), reason=""))
-    training_job = job(model_path, tmp_path / "out", max_grad_norm=1e9, micro_batch_tokens=micro_batch_tokens)
+    training_job = job(
+        model_path, tmp_path / "out", max_grad_norm=1e9, micro_batch_tokens=micro_batch_tokens, **changes
+    )
     gradients = Gradients()
     rollouts: list[Rollout] = []
     with start_blocking_portal() as portal:
@@ -361,9 +369,13 @@ def test_the_gradient_is_that_of_the_papers_equation(
             if name in state:
                 parameter.data.copy_(state[name])
                 parameter.grad = None
-        clipped = papers_loss(trainer.model, rollouts, training_job)
-    assert metrics[0]["clip_fraction"] == pytest.approx(clipped, abs=1e-6)
-    assert clipped > 0.05
+        clipped, kept_tokens = papers_loss(trainer.model, rollouts, training_job)
+        kl = regularisation(trainer.model, rollouts, training_job)
+    tokens = metrics[0]["policy_tokens"] if changes else kept_tokens
+    assert metrics[0]["clip_fraction"] == pytest.approx(clipped / tokens, abs=1e-6)
+    assert clipped / tokens > 0.05
+    assert metrics[0].get("kl", kl) == pytest.approx(kl, rel=1e-3)
+    assert ("kl" in metrics[0]) == bool(changes)
     assert metrics[0]["kl_from_base"] == pytest.approx(plain_kl_from_base(trainer.model, rollouts), rel=1e-3)
     assert gradients.mixed_groups.keys() == state.keys()
     for name, parameter in trainer.model.named_parameters():
@@ -387,8 +399,28 @@ def plain_kl_from_base(model: Any, rollouts: list[Rollout]) -> float:
     return sum(terms) / len(terms)
 
 
-def papers_loss(model: Any, rollouts: list[Rollout], training_job: TrainingJob) -> float:
-    """Backpropagate the loss, one trajectory at a time without padding; returns the clipped share of its tokens."""
+def regularisation(model: Any, rollouts: list[Rollout], training_job: TrainingJob) -> float:
+    """Backpropagate KL term and entropy bonus of all trajectories; returns the KL per token."""
+    divergence, tokens = 0.0, 0
+    for rollout in rollouts:
+        assert rollout.conversation is not None
+        ids = torch.tensor([rollout.conversation.prompt])
+        logits = model(input_ids=ids).logits[0].log_softmax(-1)
+        with torch.no_grad(), model.disable_adapter():
+            base = model(input_ids=ids).logits[0].log_softmax(-1)
+        start = len(rollout.conversation.prompt_ids)
+        places = [start + i for i, sampled in enumerate(rollout.conversation.mask) if sampled]
+        ratios = torch.stack([base[i - 1, ids[0, i]] - logits[i - 1, ids[0, i]] for i in places])
+        kl = ratios.exp() - ratios - 1
+        entropy = torch.stack([-(logits[i - 1].exp() * logits[i - 1]).sum() for i in places])
+        loss = training_job.kl * kl.mean() - training_job.entropy_bonus * entropy.mean()
+        (loss / len(rollouts)).backward()
+        divergence, tokens = divergence + float(kl.detach().sum()), tokens + len(places)
+    return divergence / tokens
+
+
+def papers_loss(model: Any, rollouts: list[Rollout], training_job: TrainingJob) -> tuple[int, int]:
+    """Backpropagate the loss, one trajectory at a time without padding; returns clipped tokens and tokens."""
     groups = [[r for r in rollouts if r.group == g] for g in range(training_job.groups)]
     mixed_groups = [group for group in groups if len({r.reward for r in group}) > 1]
     size = sum(len(group) for group in mixed_groups)
@@ -412,7 +444,7 @@ def papers_loss(model: Any, rollouts: list[Rollout], training_job: TrainingJob) 
             (-objective.sum() / len(policy_positions) / size).backward()
             excess = (ratio > 1 + training_job.clip) if advantage > 0 else (ratio < 1 - training_job.clip)
             clipped, tokens = clipped + int(excess.sum()), tokens + len(policy_positions)
-    return clipped / tokens
+    return clipped, tokens
 
 
 def test_the_engines_logprobs_are_the_trainers(model_path: Path, tmp_path: Path) -> None:

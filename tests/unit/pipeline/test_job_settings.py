@@ -25,7 +25,7 @@ def test_what_a_gpu_needs_is_taken_from_the_settings(tmp_path: Path) -> None:
 
 def test_what_chooses_seeds_and_policy_is_taken_from_the_settings(tmp_path: Path) -> None:
     values = {"open_share": 0.5, "validate_every": 5, "validation_seeds": 7, "recoveries": 2}
-    values |= {"recovery_lr": 0.25, "recovery_temperature": 1.5}
+    values |= {"recovery_lr": 0.25, "recovery_temperature": 1.5, "kl": 0.1, "entropy_bonus": 0.01}
     result = job(tmp_path, **values)
     assert {key: getattr(result, key) for key in values} == values
     settings = load_settings(tmp_path, {"engine.temperature": 0.3})
