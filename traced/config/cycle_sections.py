@@ -137,6 +137,13 @@ class TrainingSection(Section):
     open_share: float = Field(
         default=0.0, ge=0, lt=1, description="share of the seeds drawn again because their rewards have differed lately"
     )
+    hint_share: float = Field(
+        default=0.0,
+        ge=0,
+        lt=1,
+        description="share of each seed's episodes that see the capability's description, which is no part of the "
+        "update; a training on the target has none",
+    )
     validate_every: int = Field(
         default=0, ge=0, description="iterations between validations, whose best policy is published; 0: the last one"
     )

@@ -27,6 +27,7 @@ from store.repositories.adapters import (
     save_training_run,
     set_training_state,
 )
+from store.repositories.capabilities import get_capability
 from store.repositories.cycles import list_stage_events, save_stage_event
 from store.repositories.environments import get_environment
 from traced.config.settings import Settings
@@ -132,8 +133,13 @@ def job_for(
     model: Path,
     out: Path,
     device: TrainingDevice = ON_CPU,
+    hint: str = "",
 ) -> TrainingJob:
-    """Return a training job of the settings; its seed also depends on ``capability``."""
+    """Return a training job of the settings; its seed also depends on ``capability``.
+
+    Args:
+        hint: The text that ``training.hint_share`` of the rollouts see; without one they see none.
+    """
     training = settings.training
     return TrainingJob(
         run_id=run_id,
@@ -159,6 +165,8 @@ def job_for(
         seed_low=TRAINING_SEEDS[0],
         seed_high=TRAINING_SEEDS[1],
         open_share=training.open_share,
+        hint=hint,
+        hint_share=training.hint_share if hint else 0.0,
         validate_every=training.validate_every,
         validation_seeds=training.validation_seeds,
         recoveries=training.recoveries,
@@ -221,8 +229,11 @@ def store_variables(context: Context) -> dict[str, str]:
 def job_in(context: Context, run_id: str, capability: str, environment: str, device: TrainingDevice) -> TrainingJob:
     """Return the job that trains in the environment of this hash."""
     file = context.data_dir / "environments" / f"{environment}.py"
+    hint = ""
     with context.read_session() as session:
         source_code = get_environment(session, environment).source_code
+        if context.settings.training.hint_share:
+            hint = get_capability(session, context.cycle_id, capability).description
     if not file.exists():
         publish_file(file, source_code)
     job = job_for(
@@ -233,6 +244,7 @@ def job_in(context: Context, run_id: str, capability: str, environment: str, dev
         model=context.model.path,
         out=training_folder(context, capability, environment),
         device=device,
+        hint=hint,
     )
     ids = {"cycle": context.cycle_id, "capability": capability, "environment": environment, "model": context.model.name}
     job = replace(job, tags=ids)

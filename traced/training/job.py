@@ -89,6 +89,10 @@ class TrainingJob:
     max_tokens: int = 256  # tokens of one completion
     temperature: float = 1.0
     max_grad_norm: float = 1.0
+    hint: str = (
+        ""  # at the end of the system prompt of a share of each group's rollouts, and stripped before the update
+    )
+    hint_share: float = 0.0
     kl: float = 0.0  # coefficient of the KL term to the base
     entropy_bonus: float = 0.0  # coefficient of the mean entropy per token in the objective
     # Tokens, padding included, of one forward and backward pass: at most on a CPU, of the first pass on a GPU, whose
@@ -164,8 +168,15 @@ class TrainingJob:
 
     def _check_measures(self) -> None:
         """Check the settings against a collapse."""
-        if not 0 <= self.open_share < 1:
-            raise JobError(f"open_share is {self.open_share}; it must be at least 0 and below 1")
+        for name in ("open_share", "hint_share"):
+            if not 0 <= getattr(self, name) < 1:
+                raise JobError(f"{name} is {getattr(self, name)}; it must be at least 0 and below 1")
+        if self.hint_share and not self.hint:
+            raise JobError(
+                f"hint_share is {self.hint_share}, and the job has no hint: it is the description of a capability, "
+                "which a training on a target does not have",
+                hint="training.hint_share = 0",
+            )
         for name in ("kl", "entropy_bonus"):
             if getattr(self, name) < 0:
                 raise JobError(f"{name} is {getattr(self, name)}; it must be at least 0")
@@ -240,7 +251,9 @@ class TrainingJob:
         values["micro_batch_tokens"] = 4096
         if not self.overlap:
             del values["overlap"]
-        for name in ("open_share", "kl", "entropy_bonus"):
+        if not self.hint_share:
+            del values["hint"]
+        for name in ("open_share", "hint_share", "kl", "entropy_bonus"):
             if not values[name]:
                 del values[name]
         if not self.recoveries:

@@ -3,6 +3,15 @@
 With ``overlap`` the next iteration's rollouts are sampled during the update, from the policy before it. A run that is
 resumed, or goes back to an earlier policy, samples its next iteration anew.
 
+Hints: a rollout that was sampled with a hint is trained on without it, so its row has the prompt without the hint and
+the same completion. The log-probs of its tokens are those with the hint; the trainer takes its own in their place, so
+that the ratio to the sampling policy is 1. The ratio to the policy with the hint would be small for just those tokens
+that the hint has brought about, and their gradient with it; and it would be clipped for tokens that the hint has made
+rare. The price is a bias: these tokens are not the policy's own choice. So their rollouts count neither in the success
+and reward of an iteration nor in the check of the sampling policy. Hinted and other rollouts of a seed are one group,
+in which a seed that only the hint solves has a gradient. The paper (TRACE) does not mention hints; its authors' code
+shows them and strips them before the update.
+
 How it fails: ``EngineLost``, ``EnvironmentFailed`` or ``SimulatorError`` if every group of an iteration was lost.
 """
 
@@ -39,6 +48,9 @@ class Batch:
         seconds: For how long the trainer waited for the rollouts.
         sampling_seconds: For how long they were played; with overlap most of it during the last update.
         validation: The figures of the policy, if it was validated beside the rollouts.
+        is_hinted: Per row whether it was sampled with a hint, which its prompt has no more.
+        hinted_scored: The number of scored rollouts with a hint.
+        hinted_successes: The number of those that succeeded.
         entropy: An estimate of the policy's entropy per token, in nats: the mean of -log p over the sampled tokens.
     """
 
@@ -58,6 +70,25 @@ class Batch:
     sampling_seconds: float
     validation: Validation | None = None
     entropy: float = math.nan
+    is_hinted: list[bool] = field(default_factory=list)
+    hinted_scored: int = 0
+    hinted_successes: int = 0
+
+    @property
+    def success(self) -> float:
+        """Return the success rate of the scored rollouts without a hint."""
+        return (self.successes - self.hinted_successes) / (self.scored - self.hinted_scored)
+
+    @property
+    def reward(self) -> float:
+        """Return the mean reward of the scored rollouts without a hint."""
+        is_hinted = self.is_hinted or [False] * len(self.rewards)
+        rewards = [r for r, hinted in zip(self.rewards, is_hinted, strict=True) if r is not None and not hinted]
+        return sum(rewards) / len(rewards)
+
+    def hint_metrics(self) -> dict[str, float]:
+        """Return the success rate of the rollouts with a hint, if there are any."""
+        return {"hinted_success": self.hinted_successes / self.hinted_scored} if self.hinted_scored else {}
 
 
 @dataclass
@@ -222,6 +253,7 @@ class RolloutFunction:
         # The environment's tokens have 0.
         surprise = -sum(sum(conversation.logprobs) for conversation in conversations)
         groups = {rollout.group for rollout in rollouts}
+        hinted = [rollout for rollout in scored if rollout.hint]
         return Batch(
             rewards=[None if is_lost else rollout.reward for rollout, is_lost in _with_losses(rollouts)],
             successes=sum(rollout.success for rollout in scored),
@@ -238,6 +270,9 @@ class RolloutFunction:
             seconds=seconds,
             sampling_seconds=outcome.seconds,
             entropy=surprise / max(1, sum(lengths)),
+            is_hinted=[bool(rollout.hint) for rollout in rollouts],
+            hinted_scored=len(hinted),
+            hinted_successes=sum(rollout.success for rollout in hinted),
         )
 
     def _row(self, rollout: Rollout, is_lost: bool) -> tuple[list[int], list[int], list[float], list[int]]:
@@ -246,7 +281,8 @@ class RolloutFunction:
         if is_lost or conversation is None or not conversation.ids:
             prompt = conversation.prompt_ids if conversation is not None and not is_lost else [self.filler]
             return prompt, [self.filler], [0.0], [0]
-        return conversation.prompt_ids, conversation.ids, conversation.logprobs, conversation.mask
+        prompt = rollout.stripped_prompt_ids or conversation.prompt_ids
+        return prompt, conversation.ids, conversation.logprobs, conversation.mask
 
     def _servers(self, rollout: Rollout, is_lost: bool) -> list[str]:
         has_tokens = not is_lost and rollout.conversation is not None and rollout.conversation.ids

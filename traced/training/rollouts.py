@@ -121,10 +121,12 @@ class Rollout:
     success: bool = False
     failure: Infrastructure | None = None
     temperature: float | None = None  # None: that of the limits
+    hint: str = ""  # at the end of the system prompt
+    stripped_prompt_ids: list[int] = field(default_factory=list)  # the first prompt without the hint, if it has one
 
     def fresh_copy(self) -> "Rollout":
         """Return a new rollout of the same group, number and seed."""
-        return Rollout(self.group, self.number, self.seed, temperature=self.temperature)
+        return Rollout(self.group, self.number, self.seed, temperature=self.temperature, hint=self.hint)
 
 
 class Portal(Protocol):
@@ -158,6 +160,8 @@ class Sampler:
     turn_format: TurnFormat
     portal: Portal
     limits: RolloutLimits
+    hint: str = ""
+    hinted_rollouts: int = 0  # of each group, which have the hint
 
     def start(
         self, group_seeds: Sequence[int], rollouts: int, sampling_seed: int, validation: Sequence[int] = ()
@@ -172,7 +176,7 @@ class Sampler:
         started = time.perf_counter()
         self.engine.load.take_busy_share()
         episodes = [
-            _EpisodePlayer(self, Rollout(g, k, seed), sampling_seed)
+            _EpisodePlayer(self, Rollout(g, k, seed, hint=self.hint * (k < self.hinted_rollouts)), sampling_seed)
             for g, seed in enumerate(group_seeds)
             for k in range(rollouts)
         ]
@@ -270,9 +274,14 @@ class _EpisodePlayer:
         # All rollouts are of one trial: equal messages of the agent get equal messages of a user that is a model.
         rollout.episode = sampler.source.episode()
         task = await self._bounded(rollout.episode.reset(rollout.seed))
+        chat_format = sampler.turn_format.chat_format
         rollout.messages = [{"role": "system", "content": task.system}, *task.messages]
         rollout.tools = task.tools
-        prompt_ids = sampler.turn_format.chat_format.render(rollout.messages, task.tools)
+        prompt_ids = chat_format.render(rollout.messages, task.tools)
+        if rollout.hint:
+            rollout.stripped_prompt_ids = prompt_ids
+            rollout.messages[0] = {"role": "system", "content": f"{task.system}\n\n{rollout.hint}"}
+            prompt_ids = chat_format.render(rollout.messages, task.tools)
         rollout.conversation = Conversation(sampler.turn_format, prompt_ids)
 
     def _is_over(self) -> bool:

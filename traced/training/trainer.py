@@ -281,6 +281,8 @@ class GroupRelativeTrainer(GRPOTrainer):
             batch = padded(self.rollout_function(prompts, self), self._tokenizer.pad_token_id)
             last = self.rollout_function.last
             self.groups = group_advantages(last.rewards, self.num_generations)
+            if any(last.is_hinted):
+                batch["is_hinted"] = torch.tensor(last.is_hinted)
             measured_rows = select_rows(batch, last.servers, last.policy, DRIFT_TOKENS)
             # Before the other processes get the rollouts, so that all of them begin their passes afterwards.
             self.rollout_function.begin_update()
@@ -447,7 +449,10 @@ class GroupRelativeTrainer(GRPOTrainer):
         # Before the policy's own pass, whose activations take the memory.
         base = self._base_logprobs(model, inputs) if self.beta else None
         logprobs, entropies = self._logprobs(model, inputs)
-        ratio = torch.exp(logprobs - inputs["old_per_token_logps"])
+        sampled = inputs["old_per_token_logps"]
+        if "is_hinted" in inputs:
+            sampled = torch.where(inputs["is_hinted"].unsqueeze(1), logprobs.detach(), sampled)
+        ratio = torch.exp(logprobs - sampled)
         advantages = inputs["advantages"].unsqueeze(1)
         low, high = 1 - self.epsilon_low, 1 + self.epsilon_high
         per_token = -torch.min(ratio * advantages, torch.clamp(ratio, low, high) * advantages)
@@ -497,14 +502,13 @@ class GroupRelativeTrainer(GRPOTrainer):
         super().log(logs, start_time)
 
     def _iteration_metrics(self, logs: dict[str, float], last: Any) -> dict[str, float]:
-        rewards = [reward for reward in last.rewards if reward is not None]
         groups = len(last.rewards) // self.num_generations
         seconds = last.seconds + self._update_seconds
         sums = self._iteration
         return {
             "iteration": self.state.global_step,
-            "reward": sum(rewards) / len(rewards),
-            "success": last.successes / last.scored,
+            "reward": last.reward,
+            "success": last.success,
             "mixed_groups": self.groups.mixed_groups / groups,
             "groups": groups,
             "lost_groups": last.lost_groups,
@@ -526,6 +530,7 @@ class GroupRelativeTrainer(GRPOTrainer):
             "sampling_seconds": last.sampling_seconds,
             "engine_busy": last.busy_share,
             **self.drift.metrics(),
+            **last.hint_metrics(),
             **({"kl": sums.per_token(sums.kl)} if self.beta else {}),
             **({} if last.validation is None else last.validation.metrics()),
         }

@@ -33,6 +33,14 @@ def test_what_chooses_seeds_and_policy_is_taken_from_the_settings(tmp_path: Path
     assert serving.validation_temperature == 0.3
 
 
+def test_only_a_job_with_a_hint_shows_it(tmp_path: Path) -> None:
+    settings = load_settings(tmp_path, {"training.hint_share": 0.5})
+    fixed: dict[str, Any] = {"run_id": "r", "capability": "s", "model": tmp_path, "out": tmp_path}
+    hinted = job_for(settings, source={"environment": "e.py"}, hint="Look twice.", **fixed)
+    assert (hinted.hint_share, hinted.hint) == (0.5, "Look twice.")
+    assert job_for(settings, source={"target": "desk"}, **fixed).hint_share == 0
+
+
 @pytest.mark.parametrize(
     ("result", "text"),
     [

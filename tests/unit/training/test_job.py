@@ -68,9 +68,9 @@ def test_a_run_of_an_earlier_version_can_continue(tmp_path: Path) -> None:
     assert training_job.fingerprint() == "268af1b8deedd481ab1bd96119f695508fe37e9585ecaa89223de3261dd12b9b"
     changes = [{"open_share": 0.5}, {"validate_every": 5}, {"validate_every": 5, "validation_seeds": 8}]
     recovering = {"validate_every": 5, "recoveries": 1}
-    changes += [{"kl": 0.1}, {"entropy_bonus": 0.1}]
+    changes += [{"kl": 0.1}, {"entropy_bonus": 0.1}, {"hint_share": 0.5, "hint": "a"}, {"hint_share": 0.5, "hint": "b"}]
     changes += [recovering, recovering | {"recovery_lr": 0.1}, recovering | {"recovery_temperature": 1.0}]
-    assert len({dataclasses.replace(training_job, **change).fingerprint() for change in [{}, *changes]}) == 9  # type: ignore[arg-type]
+    assert len({dataclasses.replace(training_job, **change).fingerprint() for change in [{}, *changes]}) == 11  # type: ignore[arg-type]
 
 
 def test_the_fingerprint_covers_the_target_and_not_how_it_is_started(tmp_path: Path) -> None:
@@ -113,6 +113,8 @@ def test_a_missing_model_is_named(tmp_path: Path) -> None:
         ({"groups": 3, "rollouts": 5, "processes": 2}, "3 groups of 5 rollouts are no multiple of the 2 processes"),
         ({"open_share": 1.0}, "open_share is 1.0"),
         ({"kl": -0.1}, "kl is -0.1"),
+        ({"hint_share": 0.5}, "hint_share is 0.5, and the job has no hint"),
+        ({"hint_share": 1.0, "hint": "look twice"}, "hint_share is 1.0"),
         ({"recoveries": 1}, "recoveries is 1, and no policy is validated"),
         ({"shard": True}, "shard needs several processes"),
         ({"overlap": 1, "engine_urls": ["http://h"], "engine_sleeps": True}, "samples during the update"),

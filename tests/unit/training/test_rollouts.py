@@ -597,3 +597,35 @@ def test_rollouts_of_another_iteration_are_refused() -> None:
 async def test_asyncio_is_not_blocked_by_the_portal() -> None:
     rollouts, _ = await asyncio.to_thread(sampled)
     assert len(rollouts) == 6
+
+
+def test_a_hint_is_seen_by_its_rollouts_and_no_part_of_their_rows() -> None:
+    outcomes: list[list[Rollout]] = []
+
+    def use(sampler: Sampler) -> tuple[dict[str, list[Any]], RolloutFunction]:
+        sampler.hint, sampler.hinted_rollouts = "Say the letter a.", 1
+        function = RolloutFunction(sampler, 3, 0, TOK.eos_token_id, lambda _, rollouts: outcomes.append(rollouts))
+        return function(["11"] * 3 + ["12"] * 3, trainer_at(0)), function
+
+    engine = FreeEngine()
+    batch, function = in_sampler(use, engine)
+    [rollouts] = outcomes
+    assert function.last.is_hinted == [True, False, False] * 2
+    first_prompts = {name.partition("-")[2]: request.prompt_ids for name, request in engine.requests[::-1]}
+    for row, rollout in enumerate(rollouts):
+        assert rollout.conversation is not None
+        text = TOK.decode(first_prompts[f"{rollout.group:06}-{rollout.number:06}"])
+        assert ("Say the letter a." in text) == function.last.is_hinted[row]
+        assert batch["prompt_ids"][row] == batch["prompt_ids"][3 * rollout.group + 1]
+        assert "Say the letter a." not in TOK.decode(batch["prompt_ids"][row])
+        assert batch["completion_ids"][row] == rollout.conversation.ids
+        assert rollout.messages[0]["content"].endswith("Say the letter a.") == function.last.is_hinted[row]
+    free = [rollout for rollout in rollouts if not rollout.hint]
+    assert function.last.success == sum(rollout.success for rollout in free) / 4
+    assert function.last.reward == sum(rollout.reward or 0.0 for rollout in free) / 4
+    hinted_success = sum(rollout.success for rollout in rollouts if rollout.hint) / 2
+    assert function.last.hint_metrics() == {"hinted_success": hinted_success}
+
+
+def test_a_hinted_rollout_that_is_repeated_has_its_hint_again() -> None:
+    assert Rollout(0, 0, 7, hint="look").fresh_copy().hint == "look"
