@@ -142,6 +142,7 @@ class CycleFigures:
     routers: dict[str, RoutingQuality] = field(default_factory=dict)  # every router that picked; the serving one first
     capabilities: dict[str, Change] = field(default_factory=dict)
     rollouts: int = 0  # training rollouts of all adapters
+    validation_episodes: int = 0  # of all adapters, beside these rollouts
     seconds: float = 0.0
     peak_rss_bytes: int = 0
 
@@ -256,6 +257,8 @@ def as_json(figures: CycleFigures) -> dict[str, object]:
         "seconds": round(figures.seconds, 1),
         "peak_rss_bytes": figures.peak_rss_bytes,
     }
+    if figures.validation_episodes:
+        payload["validation_episodes"] = figures.validation_episodes
     if figures.analysed.get(PRODUCTION):
         payload["analysed"] = figures.analysed
     if figures.prompts:

@@ -31,7 +31,7 @@ from traced.pipeline.episodes import BASE, episodes, first_jobs, model_policy, t
 from traced.pipeline.promote import routable_adapters
 from traced.pipeline.routers import routers
 from traced.pipeline.self_check import SELF_CHECK, self_check
-from traced.pipeline.train import job_for, store_variables, with_servers, with_user
+from traced.pipeline.train import job_for, run_summary, store_variables, with_servers, with_user
 from traced.rollouts.episodes import EpisodeJob
 from traced.rollouts.step_limit import step_timeout_s
 from traced.routing.composition import Composition
@@ -190,7 +190,11 @@ def expected_comparison_s(settings: Settings, adapters: int) -> float:
 
 
 async def grpo_on_target(context: Context, rollouts: int) -> None:
-    """Train on the target itself for at least ``rollouts`` (> 0) rollouts, then play the test split."""
+    """Train on the target itself for at least ``rollouts`` (> 0) rollouts, then play the test split.
+
+    Sampling, validation and recoveries are those of the adapters. Validation episodes are no rollouts, as in the
+    adapters' trainings; the stage's event has their number.
+    """
     split = context.target.splits["train"]
     device = training_device(context.settings.devices.train_on, context.settings.training.processes, os.environ)
     job = job_for(
@@ -220,11 +224,14 @@ async def grpo_on_target(context: Context, rollouts: int) -> None:
     job = replace(job, iterations=iterations)
     job = await with_servers(context, job, device)
     with context.stage("train", COMPARISON, ON_TARGET, iterations) as stage:
-        await run_job(
+        result = await run_job(
             job,
             lambda metrics: stage.reach(int(metrics["iteration"]), f"reward {metrics['reward']:.2f}"),
             device.trainer_variables | store_variables(context),
         )
+        episodes = result.iterations * job.groups * job.rollouts
+        stage.detail = {"rollouts": episodes, "validation_episodes": result.validation_episodes}
+        stage.detail |= {"summary": run_summary(result)}
     await context.serve(ON_TARGET, job.adapter)
     async with context.target_source() as source:
         policy = await model_policy(context, ON_TARGET, context.settings.engine.temperature)

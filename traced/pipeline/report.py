@@ -129,6 +129,7 @@ def gather(context: Context) -> CycleFigures:
         routers=_routers(context, arms, events),
         capabilities=_changes(context, arms),
         rollouts=sum(run.rollouts for run in runs),
+        validation_episodes=sum(int(curve[-1].get("validation_episodes", 0)) for curve in curves.values() if curve),
         seconds=context.meter.seconds + sum(float(usage["seconds"]) for usage in sessions),
         peak_rss_bytes=max([context.meter.peak_rss_bytes, *(int(usage["peak_rss_bytes"]) for usage in sessions)]),
     )

@@ -291,18 +291,24 @@ async def _supervised(
     except BaseException as stop:
         _end(context, job, RunState.INTERRUPTED, type(stop).__name__)
         raise
-    _end(context, job, RunState.FINISHED, run_summary(result))
+    _end(context, job, RunState.FINISHED, run_summary(result), validation_episodes=result.validation_episodes)
 
 
 def run_summary(result: TrainingResult) -> str:
     """Return how a finished run went back, why it ended early, and which policy it published if not the last one."""
     is_earlier = result.policy is not None and result.policy != result.iterations
     published = f"published is the policy after {result.policy} of {result.iterations} updates" if is_earlier else ""
-    return "; ".join(filter(None, [*result.recoveries, result.stalled, published]))
+    validated = f"{result.validation_episodes} validation episodes" if result.validation_episodes else ""
+    return "; ".join(filter(None, [*result.recoveries, result.stalled, published, validated]))
 
 
-def _end(context: Context, job: TrainingJob, state: RunState, detail: str = "") -> None:
+def _end(
+    context: Context, job: TrainingJob, state: RunState, detail: str = "", *, validation_episodes: int = 0
+) -> None:
     metrics = read_metrics(job.metrics)
+    if metrics and validation_episodes:
+        # With those of the last policy, which was validated after the last iteration.
+        metrics[-1]["validation_episodes"] = validation_episodes
     figures = [IterationMetrics(job.run_id, int(values["iteration"]), dict(values)) for values in metrics]
     rollouts = len(metrics) * job.groups * job.rollouts
     with context.write_session() as session:

@@ -95,6 +95,8 @@ def train(job: TrainingJob, on_metric: Callable[[Metrics], None], open_source: O
     bounded = replace(recoveries.current(), iterations=done if has_ended else job.iterations)
 
     def record(metrics: Metrics) -> None:
+        if job.validate_every:
+            metrics |= {"validation_episodes": Validations(job).episodes}
         if job.recoveries:
             metrics |= {"recoveries": len(recoveries.all())}
         append(job.metrics, metrics)
@@ -134,8 +136,11 @@ def train(job: TrainingJob, on_metric: Callable[[Metrics], None], open_source: O
         stalled=stalled,
         policy=policy,
         recoveries=[recovery.message for recovery in recoveries.all()],
+        validation_episodes=Validations(job).episodes,
     )
     publish_file(job.out / "result.json", json.dumps(asdict(result)) + "\n")
+    # Only now: a run that is killed before it must not publish another policy.
+    Validations(job).drop()
     return result
 
 

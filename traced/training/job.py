@@ -294,6 +294,7 @@ class TrainingResult:
     ``solved``: it ended early because every rollout had succeeded for ``solved_after`` iterations. ``stalled``: why it
     learned nothing more and ended early; "" if it did not. ``policy``: the updates of the published policy; the last
     one unless validation has chosen another. ``recoveries``: when and how the run went back to an earlier policy.
+    ``validation_episodes``: played beside the rollouts, in the whole run.
     """
 
     adapter: str
@@ -304,6 +305,7 @@ class TrainingResult:
     stalled: str = ""
     policy: int | None = None
     recoveries: list[str] = field(default_factory=list)
+    validation_episodes: int = 0
 
 
 @dataclass(frozen=True, order=True)

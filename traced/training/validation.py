@@ -3,8 +3,8 @@
 The last iterate of GRPO is often not the best one: a policy that has become certain finds no group with different
 rewards, and drifts. The adapter of each validated policy stays in ``validated/policy-N`` with its figures; policy N has
 been updated N times. The best is the one with the highest success, then the highest reward, then the most updates. All
-are kept until it is published: a run that is killed and resumed must not have dropped what it still needs, and one that
-collapses goes back to the best of them (``traced.training.recovery``). With recoveries the untrained policy is
+are kept until the run has its result: one that is killed and resumed must not have dropped what it still needs, and one
+that collapses goes back to the best of them (``traced.training.recovery``). With recoveries the untrained policy is
 validated too, so that there always is one.
 
 Not covered: the choice between runs, and stopping early by validation.
@@ -65,12 +65,17 @@ class Validations:
         """Return the figures of the best policy, None if none was validated."""
         return max(self.all(), default=None)
 
+    @property
+    def episodes(self) -> int:
+        """Return the number of episodes that were scored so far."""
+        return sum(validation.episodes for validation in self.all())
+
     def adapter(self, policy: int) -> Path:
         """Return the folder of a validated policy's adapter."""
         return self._folder / f"policy-{policy}"
 
     def publish_best(self, target: Path) -> Validation | None:
-        """Publish the best policy's adapter and drop the others; None if no policy was validated."""
+        """Publish the best policy's adapter; None if no policy was validated."""
         best = self.best()
         if best is None:
             return None
@@ -80,8 +85,11 @@ class Validations:
             shutil.copytree(place, staging, dirs_exist_ok=True, ignore=shutil.ignore_patterns(FIGURES))
 
         publish_folder(target, fill)
-        shutil.rmtree(self._folder)
         return best
+
+    def drop(self) -> None:
+        """Remove all policies, once the run has its result."""
+        shutil.rmtree(self._folder, ignore_errors=True)
 
     def forget_after(self, policy: int) -> None:
         """Drop policies with more updates: a run that is resumed there makes them anew."""

@@ -151,11 +151,27 @@ def test_the_best_policy_is_published_and_not_the_last(
     assert (result.iterations, result.policy) == (7, 2)
     assert list(adapters) == [2, 4, 6]
     assert Fading.plays == 4 * 32  # the last policy is the seventh
+    assert result.validation_episodes == 4 * 32
+    assert not (validated.out / "validated").exists()
     assert equal(weights(validated), adapters[2])
     assert not equal(adapters[2], adapters[6])
     rows = {int(m["validation_policy"]): m for m in read_metrics(validated.metrics) if "validation_policy" in m}
     assert [rows[policy]["iteration"] for policy in rows] == [3, 5, 7]
+    assert [rows[policy]["validation_episodes"] for policy in rows] == [32, 64, 96]
     assert [rows[policy]["validation_success"] for policy in rows] == [1.0, 0.25, 0.0]
+
+
+def test_a_run_killed_before_its_result_publishes_the_same_policy(
+    model_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Fading, "plays", 0)
+    validated = job(model_path, tmp_path / "out", iterations=5, validate_every=2)
+    with monkeypatch.context() as patch:
+        patch.setattr(grpo, "TrainingResult", killed)
+        with pytest.raises(KeyboardInterrupt):
+            train(validated, Fading)
+    result = grpo.train(validated, lambda _: None, lambda _: LocalSource("fading", Fading))
+    assert (result.policy, result.validation_episodes) == (2, 3 * 32)
 
 
 @pytest.mark.parametrize("changes", [{"validate_every": 2}, {"open_share": 0.5}])
@@ -249,7 +265,7 @@ def test_a_solved_run_killed_before_its_result_trains_no_further(
     assert equal(weights(straight), weights(interrupted))
 
 
-def killed(*_: object) -> None:
+def killed(*_: object, **__: object) -> None:
     raise KeyboardInterrupt
 
 

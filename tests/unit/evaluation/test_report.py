@@ -151,6 +151,13 @@ def test_compositions_are_compared_and_said_to_serve() -> None:
     )
 
 
+def test_validation_episodes_stand_beside_the_rollouts() -> None:
+    cycle = dataclasses.replace(figures(), validation_episodes=416)
+    assert as_json(cycle)["validation_episodes"] == 416
+    assert "1024 training rollouts and 416 validation episodes, 700 s" in " ".join(render(cycle, {}).split())
+    assert "1024 training rollouts, 700 s" in " ".join(render(figures(), {}).split())
+
+
 def test_both_routers_are_shown_beside_each_other() -> None:
     labels = RoutingQuality(300, 105, 100, 38, 0.65, {"base": 10, "dates@v1": 290})
     both_routers = dataclasses.replace(figures(), routers=figures().routers | {"labels": labels})

@@ -49,6 +49,7 @@ def test_only_a_job_with_a_hint_shows_it(tmp_path: Path) -> None:
         (TrainingResult("a", 60, 0, 1.0, policy=35), "published is the policy after 35 of 60 updates"),
         (TrainingResult("a", 9, 0, 1.0, stalled="s", policy=5), "s; published is the policy after 5 of 9 updates"),
         (TrainingResult("a", 9, 0, 1.0, stalled="s", policy=9, recoveries=["r1", "r2"]), "r1; r2; s"),
+        (TrainingResult("a", 9, 0, 1.0, policy=9, validation_episodes=96), "96 validation episodes"),
     ],
 )
 def test_a_finished_run_says_which_policy_it_published(result: TrainingResult, text: str) -> None:

@@ -63,6 +63,8 @@ def test_the_best_policy_is_published_and_the_others_are_dropped(tmp_path: Path)
     assert [(path.name, path.read_text()) for path in (tmp_path / "adapter").iterdir()] == [
         ("weights", "weights of 10")
     ]
+    assert validations.episodes == 8
+    validations.drop()
     assert validations.best() is None
 
 
