@@ -77,8 +77,9 @@ class Recoveries:
         rows, past = read_metrics(self._job.metrics), self.all()
         iteration = int(rows[-1]["iteration"]) if rows else 0
         # The policies of the last iterations are those that have collapsed, whatever their validation says.
+        first_collapsed = iteration - PATIENCE - self._job.overlap
         given_up = self.given_up()
-        candidates = [v for v in validated if v.policy < iteration - PATIENCE and v.policy not in given_up]
+        candidates = [v for v in validated if v.policy < first_collapsed and v.policy not in given_up]
         if len(past) >= self._job.recoveries or iteration >= self._job.iterations or not candidates:
             return None
         best = max(candidates)

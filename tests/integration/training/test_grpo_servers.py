@@ -14,7 +14,7 @@ from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from sandbox.contract import Message
+from sandbox.contract import Message, Score
 from tests.integration.training.faulty_proxy import Redirection, faulty_proxy
 from tests.local_source import LocalSource
 from tests.unit.training.bandit import Bandit
@@ -103,6 +103,26 @@ def test_with_overlap_the_adapter_before_the_update_samples(
     # The ratio to the sampling policy is exact, so tokens can be clipped from the second update on.
     assert metrics[0]["clip_fraction"] == 0.0
     assert abs(metrics[2]["loss"]) > 1e-4
+    assert [models(server) for server in servers] == [["base", "foreign"]] * 2
+
+
+def test_with_overlap_a_run_that_goes_back_drops_what_was_sampled_ahead(
+    root: Path, servers: list[EngineProcess], tmp_path: Path
+) -> None:
+    job = TrainingJob("r", "bandit", {"target": "bandit"}, "", "", groups=4, seed=1, validate_every=1)
+    hopeless = {seed for iteration in (2, 3, 4) for seed in job.group_seeds(iteration)}
+
+    class PartlyHopeless(Bandit):
+        def score(self) -> Score:
+            return Score(0.0, False) if self.seed in hopeless else super().score()
+
+    changes = {"iterations": 7, "overlap": 1, "validate_every": 1, "recoveries": 1, "recovery_temperature": 1.5}
+    metrics = train(root, tmp_path, [server.url for server in servers], PartlyHopeless, **changes)
+    assert [row["recoveries"] for row in metrics] == [0, 0, 0, 0, 0, 1, 1]
+    assert all(row["trajectories_kept"] > 0 for row in metrics[5:])
+    # Sampled from the policy that the run went back to, at the temperature of the update.
+    assert all(row["drift_p99"] < 1e-3 for row in metrics)
+    assert metrics[5]["clip_fraction"] == 0.0
     assert [models(server) for server in servers] == [["base", "foreign"]] * 2
 
 

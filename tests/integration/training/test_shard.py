@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from tests.integration.training.bandit_run import LITTLE_MEMORY, SCRIPTED, train
 from tests.integration.training.test_processes import adapter, run
@@ -96,6 +97,23 @@ def test_a_sharded_training_equals_that_of_one_process(root: Path, tmp_path: Pat
     single = dataclasses.replace(single, iterations=3)
     assert_same(train(single), train(unsharded), 3)
     assert_same_adapter(single, unsharded)
+
+
+def test_a_sharded_training_goes_back_and_is_held_at_the_base_as_that_of_one_process(
+    root: Path, tmp_path: Path
+) -> None:
+    changes: dict[str, Any] = {"recoveries": 1, "validate_every": 1, "iterations": 6, "kl": 0.1, "entropy_bonus": 0.1}
+    changes |= {"tags": {"hopeless": "2 3 4"}, "validation_seeds": 3}
+    single = job(root / "model", tmp_path / "single", **changes)
+    sharded = job(root / "model", tmp_path / "sharded", **changes, **SHARDED)
+    expected, metrics = train(single), run(sharded)
+    assert [row["recoveries"] for row in metrics] == [0, 0, 0, 0, 1, 1]
+    assert_same(expected, metrics)
+    assert [row["kl"] for row in metrics] == pytest.approx([row["kl"] for row in expected], rel=1e-4, abs=1e-7)
+    last = [load_file(side.out / "checkpoints/checkpoint-6/adapter_model.safetensors") for side in (single, sharded)]
+    assert any(weight.abs().sum() > 0 for name, weight in last[0].items() if "lora_B" in name)
+    for name, weight in last[0].items():
+        torch.testing.assert_close(weight, last[1][name], rtol=0, atol=1e-5)
 
 
 def test_a_sharded_training_goes_on_with_samples_of_a_server(root: Path, tmp_path: Path) -> None:
