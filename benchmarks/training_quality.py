@@ -1,6 +1,6 @@
 """What each measure of the training is worth: the published adapters' success in their environment and on the target.
 
-    python -m benchmarks.training_quality [--seeds 5] [--first-seed 0] [--variants fresh,open] [--into DIR]
+    python -m benchmarks.training_quality [--seeds 5] [--first-seed 0] [--variants fresh,open,...] [--into DIR]
                                           [--set KEY=VALUE] [--json]
 
 For each seed one cycle on the desk is brought to admitted environments. Each variant then trains one adapter per
@@ -52,8 +52,17 @@ from traced.training.process import train
 from traced.training.trainer import newest_checkpoint
 
 VALIDATE_EVERY = 5
-VARIANTS: dict[str, dict[str, Any]] = {"fresh": {}, "open": {"open_share": 0.5}}
-WITH_GRADIENT = ("open",)  # variants with a measure against groups without a gradient
+VARIANTS: dict[str, dict[str, Any]] = {
+    "fresh": {},
+    "open": {"open_share": 0.5},
+    "recover": {"recoveries": 2, "recovery_temperature": 1.2},
+    "kl": {"kl": 0.01},
+    "entropy": {"entropy_bonus": 0.01},
+    "hints": {"hint_share": 0.25},
+    "slow": {"lr": 1e-3},
+    "warm": {"temperature": 1.2},
+}
+WITH_GRADIENT = ("recover",)  # variants that answer a loss of the gradient
 PLACES = ("last_environment", "best_environment", "last_target", "best_target")
 EPISODES = 200
 LAST = 3  # iterations without a gradient

@@ -123,6 +123,7 @@ CANNOT_BEGIN_SQL = "SELECT name, cannot_begin FROM targets WHERE cannot_begin <>
 REQUESTED_SQL = "SELECT name, asked_for FROM targets WHERE asked_for <> '' ORDER BY name"
 PAUSED_SQL = "SELECT name, paused_by FROM targets WHERE paused_at IS NOT NULL ORDER BY name"
 TRAFFIC_SQL = "SELECT model, count(*) FROM routing_choices GROUP BY model"
+COMPOSITIONS_SQL = "SELECT document FROM compositions ORDER BY at DESC, cycle_id"
 FITTING_SQL = "SELECT cycle_id FROM adapters GROUP BY cycle_id ORDER BY max(created_at) DESC, cycle_id"
 
 
@@ -262,7 +263,7 @@ class StoreStatus:
     ``held_up`` has the blocked stages of unfinished cycles, ``running`` the stages at work. ``paused`` maps each paused
     target to who paused it, ``asked_for`` maps a target to the cause of a pending request, ``cannot_begin`` to the
     reason why a due cycle cannot start. ``fitting`` has the cycles with adapter versions, newest first. ``costs`` and
-    ``patches`` are those of the newest cycles.
+    ``patches`` are those of the newest cycles. ``compositions`` are JSON texts, newest first.
     """
 
     cycles: list[CycleStatus]
@@ -277,6 +278,7 @@ class StoreStatus:
     costs: list[StageCostStatus] = field(default_factory=list)
     patches: list[PatchStatus] = field(default_factory=list)
     running: list[RunningStage] = field(default_factory=list)
+    compositions: list[str] = field(default_factory=list)
 
     @property
     def live(self) -> list[str]:
@@ -387,6 +389,7 @@ def _read(connection: Any, safe_url: str, now: datetime) -> StoreStatus:
     versions = [_adapter(row, traffic.get(row[0], 0)) for row in adapters]
     cannot_begin = dict(connection.execute(CANNOT_BEGIN_SQL).fetchall())
     fitting = [cycle_id for (cycle_id,) in connection.execute(FITTING_SQL).fetchall()]
+    compositions = [document for (document,) in connection.execute(COMPOSITIONS_SQL).fetchall()]
     router = router_status(connection, now)
     costs = [StageCostStatus(*row) for row in connection.execute(COSTS_SQL).fetchall()]
     patches = _patches(connection.execute(PATCHES_SQL).fetchall())
@@ -404,6 +407,7 @@ def _read(connection: Any, safe_url: str, now: datetime) -> StoreStatus:
         costs,
         patches,
         running,
+        compositions,
     )
 
 

@@ -114,12 +114,14 @@ def evidence_chain(session: Session, adapter: str) -> EvidenceChain:
     admissions = list_admissions(session, version.environment_hash)
     gates, approvals = list_gates(session, adapter), list_approvals(session, adapter)
     promotions = list_promotions(session, adapter)
+    # A merged version has these through its members, which its training run names.
+    of_members = "members" in training.config
     links: dict[str, object] = {
-        "trajectories": trajectories,
-        "labels": labels,
-        "finding": finding,
+        "trajectories": trajectories or of_members,
+        "labels": labels or of_members,
+        "finding": finding or of_members,
         "admission": admissions,
-        "training metrics": iterations,
+        "training metrics": iterations or of_members,
         "gate": gates,
         "approval": approvals,
         "promotion": promotions,

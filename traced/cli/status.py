@@ -52,6 +52,7 @@ def router_report(state: StoreStatus, data_dir: Path, overrides: str | None) -> 
             by_labels=by_labels,
             embeddings_url=read_setting(data_dir, "routing", "embeddings_url") if live else "",
             base_digest=known_base_digest(read_setting(data_dir, "model", "spec"), data_dir) if is_local else "",
+            compositions=state.compositions,
         ),
     }
 

@@ -11,7 +11,11 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from traced.routing.composition import Composition, CompositionError, read_choices, serving_composition
+
 CLASSIFIER = "hidden-state-router.json"
+# Equals ``traced.routing.routers.BY_LABELS``, whose module takes too long to import for ``traced status``.
+BY_LABELS = "labels"
 # The name of the embeddings' model if they are the engine's own; equals ``traced.inference.client.BASE``, whose module
 # takes too long to import for ``traced status``.
 ENGINE_MODEL = "base"
@@ -51,6 +55,7 @@ def describe_router(
     by_labels: bool,
     embeddings_url: str = "",
     base_digest: str = "",
+    compositions: Iterable[str] = (),
 ) -> str:
     """Describe what assigns conversations to the live adapters; "" if no adapter is live.
 
@@ -64,11 +69,33 @@ def describe_router(
         by_labels: Whether ``routing.router`` is "labels".
         embeddings_url: ``routing.embeddings_url``.
         base_digest: The digest of the base model's weights; "" if it is unknown.
+        compositions: The stored compositions as JSON texts, newest first.
     """
     if not live:
         return ""
+    composition = _serving(compositions, live)
+    if composition is not None and not composition.router:
+        return f"the composition of its cycle: {composition.model} answers every conversation"
+    by_turn = "; each message of the user is routed" if composition is not None and composition.by_turn else ""
+    if composition is not None:
+        live, by_labels = list(composition.models), composition.router == BY_LABELS
+        if by_labels:
+            return f"label tokens, by the composition of its cycle{by_turn}"
     if by_labels:
         return "label tokens, by the setting routing.router"
+    return _describe_classifier(data_dir, cycles, live, embeddings_url, base_digest) + by_turn
+
+
+def _serving(documents: Iterable[str], live: Sequence[str]) -> Composition | None:
+    try:
+        return serving_composition(read_choices(documents), live)
+    except CompositionError:
+        return None
+
+
+def _describe_classifier(
+    data_dir: Path, cycles: Sequence[str], live: Sequence[str], embeddings_url: str, base_digest: str
+) -> str:
     path = find_router_file(data_dir, cycles, live)
     if path is None:
         names = f"{', '.join(live)}{' together' if len(live) > 1 else ''}"

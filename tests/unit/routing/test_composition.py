@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -17,6 +18,7 @@ from traced.routing.composition import (
     read_choice,
     serving_composition,
 )
+from traced.routing.router_files import describe_router
 
 A, B, MERGED = "alpha@v1", "beta@v1", "merged@v1"
 ROUTER = Composition((A, B), "hidden-state", by_turn=True)
@@ -109,3 +111,16 @@ async def test_equal_candidates_keep_their_order_and_lost_episodes_do_not_count(
     ranking = await rank([Composition(), Composition((A,)), ROUTER], range(8), play)
     assert [candidate.composition for candidate in ranking] == [Composition(), Composition((A,)), ROUTER]
     assert [candidate.tasks for candidate in ranking] == [4, 4, 0]
+
+
+def test_the_status_says_what_a_composition_means(tmp_path: Path) -> None:
+    by_labels = choice(Composition((A, B), "labels", by_turn=True))
+    for stored_choice, words in [
+        (MERGED_FIRST, "the composition of its cycle: merged@v1 answers every conversation"),
+        (by_labels, "label tokens, by the composition of its cycle; each message of the user is routed"),
+    ]:
+        live = [A, B, MERGED]
+        assert describe_router(tmp_path, [], live, by_labels=False, compositions=[as_json(stored_choice)]) == words
+    for documents in ([], ["{}"]):
+        text = describe_router(tmp_path, [], [A], by_labels=True, compositions=documents)
+        assert text == "label tokens, by the setting routing.router"

@@ -15,6 +15,7 @@ from store.records import ConversationRoute, PromotionEntry, PromotionState
 from store.repositories import promotions
 from store.repositories.adapters import cycles_with_adapters, get_adapter
 from store.repositories.promotions import live_adapters
+from store.repositories.routers import compositions
 from store.repositories.serving import count_trial_conversations
 from store.repositories.traffic import Conversation, ModelActivity, RecentTraffic, get_conversation, recent_traffic
 from store.repositories.traffic import list_routes as newest_decisions
@@ -218,6 +219,7 @@ def router(control: Control) -> APIRouter:
         with read_session(control.store) as session:
             live = [promotion.adapter for promotion in live_adapters(session)]
             cycles = cycles_with_adapters(session)
+            documents = list(compositions(session).values())
         waiting = read_spool_status(settings.data_dir / "spool")
         has_weights = settings.engine.backend != "openai"
         return RouterView(
@@ -229,6 +231,7 @@ def router(control: Control) -> APIRouter:
                 by_labels=settings.routing.router == "labels",
                 embeddings_url=settings.routing.embeddings_url,
                 base_digest=known_base_digest(settings.model.spec, settings.data_dir) if has_weights else "",
+                compositions=documents,
             ),
             waiting_files=waiting.files,
             waiting_s=waiting.oldest_s,
