@@ -15,7 +15,7 @@ from store.repositories.attempts import AttemptState
 from store.service_tables import AttemptRow
 from store.tables import ApprovalRow, StageEventRow
 
-NODES = ("collect", "analyze", "synthesize", "admit", "train", "gate", "promote", "evaluate", "report")
+NODES = ("collect", "analyze", "synthesize", "admit", "train", "gate", "compose", "promote", "evaluate", "report")
 BEGINS, DONE = "begins", "done"
 BOUNDARIES = tuple(f"{node} {event}" for node in NODES for event in (BEGINS, DONE))
 RECENT = 50  # rows looked at of each table; more are not written between two looks

@@ -54,6 +54,8 @@ max_rounds = 1
 environment_margin = -1.0
 target_margin = -1.0
 regression_margin = 1.0
+[composition]
+seeds = 4
 [test]
 seeds = 4
 [devices]

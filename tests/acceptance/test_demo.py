@@ -21,6 +21,7 @@ SMALL = {
     "training.rollouts": 4,
     "gate.seeds": 24,
     "gate.max_rounds": 1,
+    "composition.seeds": 16,
     "test.seeds": 20,
     "engine.start_timeout_s": 300,
 }
@@ -40,7 +41,13 @@ def test_demo_runs_the_whole_cycle_and_leaves_its_evidence(traced: Traced, tmp_p
     assert result.code == 0, result.err
     report = result.json
     routed = any(adapter["promoted"] for adapter in report["adapters"])
-    assert list(report) == KEYS + ["routing"] * routed
+    composed = ["over_best_single", "composition"] * routed
+    assert [key for key in report if key != "routing"] == KEYS + composed
+    if routed:
+        candidates = report["composition"]["candidates"]
+        assert {"base", *(adapter["name"] for adapter in report["adapters"] if adapter["promoted"])} & {
+            candidate["name"] for candidate in candidates
+        }
     assert result.out.count("\n") == 1, "stdout holds more than the JSON object"
     assert 0 <= report["floor"] < report["base"] < 1
     assert report["peak_rss_bytes"] < 4 * 2**30

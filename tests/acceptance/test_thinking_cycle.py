@@ -72,6 +72,7 @@ SETTINGS: dict[str, Any] = {
     "gate.seeds": SEEDS,
     "gate.max_rounds": 1,
     "gate.regression_margin": 0.4,  # so few seeds show no less
+    "composition.seeds": 8,
     "test.seeds": 8,
     "llm.model": "scripted",
     "devices.idle_s": 0,

@@ -79,13 +79,22 @@ class GatePolicy:
         if tasks < 2:
             return 1.0
         last = few_tasks_value(equal_looks(self.max_rounds, 1 - self.level)[-1], tasks)
-        rate = min(max(self.base_success, 0.1), 0.9)
-        error = math.sqrt(2 * rate * (1 - rate) / (tasks * self.target_trials))
-        return min(1.0, (last + NormalDist().inv_cdf(power)) * error)
+        return min(1.0, (last + NormalDist().inv_cdf(power)) * math.sqrt(self._variance / tasks))
 
     def tasks_needed(self, difference: float, power: float = POWER) -> int:
         """Return the number of tasks of ``target_trials`` trials that show a difference in 0-1 exclusive."""
-        return next(tasks for tasks in itertools.count(2) if self.detectable(tasks, power) <= difference)
+        # With many tasks Student's t is normal: from there a few steps remain.
+        start = math.floor((self._normal_sum(power) / difference) ** 2 * self._variance)
+        return next(n for n in itertools.count(max(2, start)) if self.detectable(n, power) <= difference)
+
+    def _normal_sum(self, power: float) -> float:
+        return equal_looks(self.max_rounds, 1 - self.level)[-1] + NormalDist().inv_cdf(power)
+
+    @property
+    def _variance(self) -> float:
+        """Return the variance of a task's difference of mean success."""
+        rate = min(max(self.base_success, 0.1), 0.9)
+        return 2 * rate * (1 - rate) / self.target_trials
 
     def required(self, name: ComparisonName, tasks: int = 0) -> float:
         """Return the bound that the low end of comparison ``name`` must exceed.

@@ -88,6 +88,8 @@ def describe(policy: GatePolicy) -> list[str]:
         reason = f"too few to show a gain below {gain} points, so none is required"
         target = f"{size}: {reason}; environment, canary and replay protect"
     largest = -policy.required("regression", 2)
+    if not largest:
+        return [target]  # no number of tasks rules out every loss
     count = policy.tasks_needed(largest, REGRESSION_POWER)
     loss = f"cannot rule out a loss of {100 * largest:.0f} points"
     return [target, f"regression: fewer than {count} tasks {loss} and are not required"]
