@@ -264,6 +264,15 @@ class RunningEngine:
                 await self.replicas.load_adapter(served_name, path)
                 self.served_names[name] = served_name
 
+    async def unload(self, name: str) -> None:
+        """Stop serving an adapter, which frees its slot; one that is not served is passed over."""
+        async with self._lock:
+            served_name = self.served_names.pop(name, None)
+            if served_name is not None:
+                await self.replicas.unload_adapter(served_name)
+                if self.process is None:
+                    record_use(self.data_dir, set(self.served_names.values()))
+
     async def close(self) -> None:
         """Unload the adapters from servers that go on, close the connections, and stop a process of its own."""
         if self.monitor is not None:

@@ -12,7 +12,8 @@ which no candidate was trained. Gate and test seeds decide nothing here.
 
 import asyncio
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -106,7 +107,7 @@ async def compose(context: Context, adapters: Sequence[str]) -> list[str]:
     if {"router", "turn"} & set(context.settings.composition.candidates):
         contest.routers = await routers(context, members)
     if "merged" in context.settings.composition.candidates and len(members) > 1:
-        contest.merges = await _merges(context, members)
+        contest.merges = await asyncio.to_thread(merge_members, context, members)
     total = expected_episodes(len(contest.candidates()), len(validation_jobs(context)))
     with context.stage(COMPOSE, "Compare compositions", total=total) as stage:
         ranking = await _ranking(contest, stage)
@@ -132,13 +133,6 @@ def _members(context: Context, adapters: Sequence[str]) -> tuple[list[str], list
     return [*adapters, *other_versions], live
 
 
-async def _merges(context: Context, members: Sequence[str]) -> dict[str, Path]:
-    merges = await asyncio.to_thread(merge_members, context, members)
-    for name, folder in merges.items():
-        await context.serve(name, folder)
-    return merges
-
-
 def validation_jobs(context: Context) -> list[EpisodeJob]:
     """Return the episodes on which compositions are compared: the last seeds of the train split."""
     split = context.target.splits["train"]
@@ -152,7 +146,7 @@ async def _ranking(contest: Field, stage: RunningStage) -> list[Candidate]:
     async def play(composition: Composition, jobs: Sequence[EpisodeJob]) -> tuple[int, int]:
         # The base model's own episodes on the train split are the collected ones.
         name = f"validation {composition.name} {_digest(composition)}"
-        async with context.target_source() as source:
+        async with _served(contest, composition), context.target_source() as source:
             trajectories = await episodes(
                 context,
                 source,
@@ -167,6 +161,20 @@ async def _ranking(contest: Field, stage: RunningStage) -> list[Candidate]:
         return len(outcomes), sum(outcome is Outcome.SUCCESS for outcome in outcomes)
 
     return await rank(contest.candidates(), validation_jobs(context), play)
+
+
+@asynccontextmanager
+async def _served(contest: Field, composition: Composition) -> AsyncIterator[None]:
+    """Serve a merge while it plays: an engine may have no slots for all of them."""
+    folder = contest.merges.get(composition.model)
+    if folder is None:
+        yield
+        return
+    await contest.context.serve(composition.model, folder)
+    try:
+        yield
+    finally:
+        await (await contest.context.engine()).unload(composition.model)
 
 
 def composition_of(context: Context, live: Sequence[str]) -> Composition | None:
