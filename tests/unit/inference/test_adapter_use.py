@@ -112,3 +112,14 @@ async def test_a_server_that_is_down_is_an_outage_and_no_fault_of_the_stage(tmp_
     with pytest.raises(EngineStartError, match=r"no answer from the engine at http://127\.0\.0\.1:9/v1") as error_info:
         await start.connect(settings)
     assert error_info.value.hint == "engine.urls: is the server running?"
+
+
+async def test_an_adapter_that_is_unloaded_frees_its_slot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(start, "adapter_digest", lambda path: DIGEST)
+    server = SharedServer()
+    engine = RunningEngine("vllm", Replicas(cast(Any, [server])), tmp_path, None, 8)
+    await engine.serve("skill@v1", tmp_path)
+    await engine.serve("skill@v2", tmp_path)
+    await engine.unload("skill@v1")
+    await engine.unload("never served")
+    assert set(server.adapters) == set(engine.served_names.values()) == names_in_use(tmp_path) == {OTHER}
