@@ -99,6 +99,9 @@ async def compose(context: Context, adapters: Sequence[str]) -> list[str]:
         adapters: The versions of this cycle that passed their gate. Live versions of other capabilities take part too.
     """
     if not adapters or not context.settings.composition.seeds:
+        # Recorded too: a checkpoint that claims this stage is compared with the store.
+        with context.stage(COMPOSE, "Compare compositions") as stage:
+            stage.figure = "nothing to compare"
         return []
     members, live = _members(context, adapters)
     for name in {*members, *live}:

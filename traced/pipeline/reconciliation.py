@@ -95,6 +95,8 @@ def claims_of(snapshot: StateSnapshot, *, prompt_first: bool) -> Iterator[Claim]
         for capability in capabilities:
             yield _outcome_of(capability)
     # Without a capability the report follows the analysis.
+    if position > NODES.index("compose") and capabilities:
+        yield Claim("compose")
     if position > NODES.index("promote") and capabilities:
         yield Claim("promote")
     if position > NODES.index("evaluate") and capabilities:

@@ -129,6 +129,9 @@ class Scripted:
             raise CapabilityError(f"the gate of {adapter} answered {answer.value}")
         return True
 
+    def _compose(self, cycle_id: str, adapters: list[str]) -> list[str]:
+        return []
+
     def _evaluate(self, cycle_id: str, adapters: list[str]) -> None:
         return None
 
