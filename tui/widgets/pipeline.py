@@ -15,11 +15,11 @@ from rich.text import Text
 from traced.client.models import AdapterView, CostView, CycleView, EventView, StageView
 from tui.text import sanitize_line
 
-ORDER = ("collect", "analyze", "synthesize", "admit", "train", "gate", "compose", "approve", "evaluate", "report")
+ORDER = ("collect", "analyze", "synthesize", "admit", "train", "gate", "approve", "evaluate", "report")
 # A stage that some cycles have, and the reason with which it ends if no adapter is needed.
 PROMPT, PROMPT_SUFFICES = "optimize-prompt", "a prompt is enough"
 # Stages that are shown on another stage's line.
-PARTS = {"promote": "evaluate", "route": "evaluate", "fit router": "compose", PROMPT: "prompt"}
+PARTS = {"promote": "evaluate", "route": "evaluate", "fit router": "evaluate", "compose": "evaluate", PROMPT: "prompt"}
 # Stages that a reader does not need.
 HIDDEN_STAGES = ("session",)
 NAME, TIME, MIN_COLUMN = 12, 6, 14  # widths: a stage's name, its end time, the minimum of a capability's column
