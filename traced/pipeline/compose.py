@@ -149,7 +149,7 @@ async def _ranking(contest: Field, stage: RunningStage) -> list[Candidate]:
     async def play(composition: Composition, jobs: Sequence[EpisodeJob]) -> tuple[int, int]:
         # The base model's own episodes on the train split are the collected ones.
         name = f"validation {composition.name} {_digest(composition)}"
-        async with _served(contest, composition), context.target_source() as source:
+        async with _loaded_merge(contest, composition), context.target_source() as source:
             trajectories = await episodes(
                 context,
                 source,
@@ -167,7 +167,7 @@ async def _ranking(contest: Field, stage: RunningStage) -> list[Candidate]:
 
 
 @asynccontextmanager
-async def _served(contest: Field, composition: Composition) -> AsyncIterator[None]:
+async def _loaded_merge(contest: Field, composition: Composition) -> AsyncIterator[None]:
     """Serve a merge while it plays: an engine may have no slots for all of them."""
     folder = contest.merges.get(composition.model)
     if folder is None:
