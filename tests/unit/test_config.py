@@ -229,6 +229,14 @@ def test_a_cycle_stored_before_a_key_existed_is_that_of_the_same_settings() -> N
         assert with_defaults(earlier) == config
 
 
+def test_a_cycle_stored_before_a_key_was_renamed_is_that_of_the_same_settings() -> None:
+    config = configuration(load_settings(overrides={"gate.regression_margin": 0.07}))
+    gate = {key: value for key, value in config["gate"].items() if key != "regression_margin"}
+    earlier = {**config, "gate": {**gate, "untouched_margin": 0.07}}
+    assert with_defaults(earlier) == config
+    assert earlier["gate"]["untouched_margin"] == 0.07  # the stored configuration stays
+
+
 def test_a_cycle_keeps_a_digest_of_how_its_target_is_started_and_no_program() -> None:
     def config_of(**keys: Any) -> dict[str, Any]:
         overrides = {"name": "acme", "kind": "python", "factory": "acme:World"} | keys

@@ -276,14 +276,10 @@ class CurrentNames(PydanticBaseSettingsSource):
     def __call__(self) -> dict[str, Any]:
         """Return the source's values by current name."""
         values = self._source()
-        for key, (section, name, convert) in RENAMED.items():
-            old_section, old_name = key.split(".")
-            table = values.get(old_section)
-            if isinstance(table, dict) and old_name in table:
-                log.warning("the setting %s is now %s.%s; rename it, the old name will be refused", key, section, name)
-                values[old_section] = {k: v for k, v in table.items() if k != old_name}
-                values[section] = {name: convert(table[old_name]), **values.get(section, {})}
-        return values
+        for key in _old_keys(values):
+            section, name, _ = RENAMED[key]
+            log.warning("the setting %s is now %s.%s; rename it, the old name will be refused", key, section, name)
+        return _with_new_names(values)
 
 
 class ModelProfile(PydanticBaseSettingsSource):
@@ -380,7 +376,26 @@ def start_overrides(settings: Settings) -> dict[str, Any]:
 
 def with_defaults(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the configuration of a stored cycle, with defaults for keys that its version did not have."""
-    return _merge(config, configuration(Settings.model_construct()))
+    return _merge(_with_new_names(config), configuration(Settings.model_construct()))
+
+
+def _old_keys(config: Mapping[str, Any]) -> list[str]:
+    """Return the keys of values by section that have been renamed."""
+    tables = {key: config.get(key.partition(".")[0]) for key in RENAMED}
+    return [key for key, table in tables.items() if isinstance(table, dict) and key.partition(".")[2] in table]
+
+
+def _with_new_names(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return values by section with the current names of renamed keys."""
+    values = dict(config)
+    for key in _old_keys(values):
+        old_section, _, old_name = key.partition(".")
+        section, name, convert = RENAMED[key]
+        table = dict(values[old_section])
+        value = convert(table.pop(old_name))
+        values[old_section] = table
+        values[section] = {name: value, **values.get(section, {})}
+    return values
 
 
 def _merge(values: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
