@@ -170,7 +170,7 @@ def gate_remark(comparison: PairedDifference) -> str:
     """Return what a comparison's figures do not say by themselves; "" if there is nothing."""
     margin = 100 * -comparison.required
     if comparison.name == "regression" and (comparison.low > -comparison.required or comparison.high < -margin / 100):
-        return f"these tasks change by more than {margin:.1f} points, so the capability does matter to them"
+        return f"the adapter changes these tasks by more than {margin:.1f} points"
     if comparison.answer is GateAnswer.UNTESTED:
         return "too few tasks, not required; environment, canary and replay protect"
     if comparison.required < 0:

@@ -134,7 +134,7 @@ def test_the_remark_says_when_regression_tasks_change(changes: tuple[int, int, i
         "regression": pairs(*changes),
     }
     comparison = judge("c@v1", evidence, POLICY, round_number=3).comparisons[2]
-    assert ("these tasks change" in gate_remark(comparison)) is expected
+    assert ("the adapter changes these tasks" in gate_remark(comparison)) is expected
 
 
 def test_the_remark_says_what_is_required_instead_of_a_gain() -> None:
