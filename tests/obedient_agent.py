@@ -136,6 +136,8 @@ class _Handler(BaseHTTPRequestHandler):
             return self._send("{}", "application/json")
         if self.path == "/v1/unload_lora_adapter":
             return self._send("{}", "application/json")
+        if self.path != "/v1/completions":
+            return self.send_error(404)  # as vLLM's server of a model that generates: it has no embeddings
         ids = self.agent.sample(body["prompt"], body["model"])
         logprobs = {"token_logprobs": [-0.5] * len(ids)}
         choice = {"text": "", "token_ids": ids, "logprobs": logprobs, "finish_reason": "stop"}

@@ -102,7 +102,8 @@ def world() -> World:
     asks: dict[str, bool] = {}
     collected = _collected()
     solved_seeds = [seed for seed in collected if DESKS in needed_capabilities(seed)][::3]
-    for seed in [*collected, *SPLITS["gate"][:SEEDS], *SPLITS["test"][:8]]:
+    composed = SPLITS["train"][-SETTINGS["composition.seeds"] :]
+    for seed in [*collected, *composed, *SPLITS["gate"][:SEEDS], *SPLITS["test"][:8]]:
         prompt = Desk().reset(seed).messages[0]["content"]
         able, unable = desk_play(seed, {}), desk_play(seed, {DESKS: 1.0})
         tasks[prompt] = able, able if seed in solved_seeds else unable
@@ -239,9 +240,12 @@ def test_a_model_analyses_and_writes_and_a_person_is_asked(tmp_path: Path, world
         service.ask("cycle", "start")
         status = service.wait_until("waiting", "finished", "failed")
         assert status["waiting"] == [f"{NAME}@v1"]
+        # The gate labels the runs of both sides. They differ only where the capability is needed, and a conversation
+        # that both sides had is labelled by one request.
+        tasks_with_need = sum(DESKS in needed_capabilities(seed) for seed in SPLITS["gate"][:SEEDS])
         assert {row["stage"]: row["calls"] for row in status["costs"]} == {
-            "analyze": len(server.requests) - 1 - SEEDS,
-            "gate": SEEDS,  # which of the target's tasks the capability does not touch
+            "analyze": len(server.requests) - 1 - SEEDS - tasks_with_need,
+            "gate": SEEDS + tasks_with_need,
             "synthesize": 1,
         }
         assert (status["parked"], status["held_up"]) == ([], [])
