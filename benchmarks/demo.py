@@ -1,17 +1,22 @@
 """The demo over several seeds: its gain, its duration, and how far its statements of the time left were from the truth.
 
-    python -m benchmarks.demo [--target desk] [--seeds 5] [--engine embedded] [--foreign-load 0] [--set KEY=VALUE]
-                              [--into DIR] [--json]
+    python -m benchmarks.demo [--target desk] [--tasks 0] [--compare] [--seeds 5] [--first-seed 0] [--engine embedded]
+                              [--foreign-load 0] [--set KEY=VALUE] [--into DIR] [--json]
 
-Runs ``traced demo --yes --json`` once per seed, each in a new data directory and one after the other; the seed is that
-of every random choice, the training's included. ``--foreign-load N`` keeps N other processes busy meanwhile. The
-output of each run is kept in DIR.
+Runs ``traced demo --yes --json`` once per seed, each in a data directory of its own and one after the other; the seed
+is that of every random choice, the training's included. ``--foreign-load N`` keeps N other processes busy meanwhile.
+The output of each run is kept in DIR, and a run that is finished there is not repeated.
+
+``--compare`` also trains with GRPO on the target, with as many rollouts as the adapters had, and compares it with the
+composition on the test tasks of all seeds. ``--tasks N`` gives the desk N training tasks instead of endless seeds, and
+half as many for the gate (``benchmarks.seeded.desk_tasks``), as most real targets have them.
 
 ``time_left`` compares each "about ... left" with the time that the run really took from there: the median and the
 range of stated over actual, and the share of lines that said "unknown".
 
 Aims, for each seed: at least two adapters pass, a gain of at least 15 points with an interval above 0; the median
-duration is at most 15 minutes (vLLM on a CPU: an hour; textworld:quest: 20 minutes; none under foreign load). Over all
+duration is at most 15 minutes (vLLM on a CPU: an hour; textworld:quest: 20 minutes; none under foreign load or with
+``--compare``). Over all
 seeds: precision and recall of the capabilities that were retained, against those planted in the bundled model, at least
 0.9; the adapters together are better than the best single one, with an interval above 0 on the pooled test tasks. Exit
 code 1 when one is missed.
@@ -28,10 +33,11 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from benchmarks.seeded import desk_tasks
 from store.database import open_store, read_session
 from store.repositories.capabilities import list_findings
 from store.repositories.cycles import list_cycles
@@ -50,6 +56,7 @@ AIMS: dict[str, float] = {
 DESK = "desk"
 MINUTES = {"embedded": 15.0, "vllm": 60.0}
 OTHER_TARGET_MINUTES = 20.0
+RUN = "run.json"
 BUSY = "while True:\n    pass"
 STATEMENT = re.compile(r"\[about (?:(\d+) min )?(\d+) s left\]")
 UNKNOWN = "[time left unknown]"
@@ -99,28 +106,59 @@ def foreign_load(processes: int) -> Iterator[None]:
             process.wait()
 
 
-def run_demo(seed: int, target: str, engine: str, settings: Sequence[str], folder: Path) -> Run:
+def run_demo(seed: int, arguments: Sequence[str], folder: Path) -> Run:
     """Run one demo in ``folder``; its output is kept there as ``demo.json`` and ``progress.log``."""
-    folder.mkdir(parents=True)
-    command = [sys.executable, "-m", "traced", "demo", "--yes", "--json", "--seed", str(seed), "--engine", engine]
-    command += ["--target", target, "--data-dir", str(folder / "data"), *(f"--set={setting}" for setting in settings)]
+    if (earlier := finished_run(seed, folder)) is not None:
+        return earlier
+    folder.mkdir(parents=True, exist_ok=True)
+    command = [sys.executable, "-m", "traced", "demo", "--yes", "--json", "--seed", str(seed), *arguments]
+    command += ["--data-dir", str(folder / "data")]
     left, start = TimeLeft(), time.monotonic()
-    with (folder / "progress.log").open("w") as log, (folder / "demo.json").open("w+") as answer:
+    # A demo that was stopped goes on in its directory; its seconds are then those of the rest alone.
+    with (folder / "progress.log").open("a") as log, (folder / "demo.json").open("w+") as answer:
         environment = {**os.environ, "PYTHONUNBUFFERED": "1", "COLUMNS": "300"}
-        process = subprocess.Popen(command, stdout=answer, stderr=subprocess.PIPE, text=True, env=environment)
-        assert process.stderr is not None
-        for line in process.stderr:
-            at = time.monotonic() - start
-            log.write(f"{at:8.1f} {line}")
-            log.flush()
-            left.add(line, at)
-        code = process.wait()
+        with subprocess.Popen(command, stdout=answer, stderr=subprocess.PIPE, text=True, env=environment) as process:
+            assert process.stderr is not None
+            for line in process.stderr:
+                at = time.monotonic() - start
+                log.write(f"{at:8.1f} {line}")
+                log.flush()
+                left.add(line, at)
+            code = process.wait()
         seconds = time.monotonic() - start
         if code:
             print(f"seed {seed} ended with code {code}: {folder / 'progress.log'}", file=sys.stderr)
         answer.seek(0)
         text = answer.read()
-    return Run(seed, code, seconds, json.loads(text) if code == 0 else {}, left, _retained(folder / "data"))
+    run = Run(seed, code, seconds, json.loads(text) if code == 0 else {}, left, _retained(folder / "data"))
+    if code == 0:
+        (folder / RUN).write_text(json.dumps(asdict(run)))
+    return run
+
+
+def finished_run(seed: int, folder: Path) -> Run | None:
+    """Return the run that finished in this folder, or None."""
+    if not (folder / RUN).exists():
+        return None
+    values = json.loads((folder / RUN).read_text())
+    if values["seed"] != seed:
+        raise SystemExit(f"{folder} has the run of seed {values['seed']}, not of seed {seed}")
+    left = TimeLeft([(at, seconds) for at, seconds in values["left"]["statements"]], values["left"]["unknown"])
+    return Run(**{**values, "left": left})
+
+
+def arguments_of(options: argparse.Namespace, seed: int) -> list[str]:
+    """Return the arguments of ``traced demo`` for a seed."""
+    arguments = ["--engine", options.engine, *(f"--set={setting}" for setting in options.settings)]
+    if options.compare:
+        arguments.append("--compare")
+    if not options.tasks:
+        return [*arguments, "--target", options.target]
+    name = f"desk-{options.tasks}-tasks"
+    factory = f"{Path(desk_tasks.__file__).resolve()}:{desk_tasks.DeskTasks.__name__}"
+    target = {"target.name": name, "target.kind": "python", "target.factory": factory, "model.spec": "bundled"}
+    target["target.options"] = json.dumps([f"tasks={options.tasks}", f"seed={seed}"])
+    return [*arguments, *(f"--set={key}={value}" for key, value in target.items())]
 
 
 def _retained(data_dir: Path) -> list[str]:
@@ -156,6 +194,8 @@ def row(run: Run) -> dict[str, Any]:
         "base": figures.get("base"),
         "composed": figures.get("composed"),
         "over_best_single": figures.get("over_best_single"),
+        "grpo_on_target": figures.get("grpo_on_target"),
+        "over_grpo_on_target": figures.get("over_grpo_on_target"),
         "serving": (figures.get("composition") or {}).get("serving"),
         "gain": gain,
         "ci": interval,
@@ -175,21 +215,30 @@ def row(run: Run) -> dict[str, Any]:
 
 
 def summary(
-    rows: Sequence[dict[str, Any]], engine: str, load: int, *, target: str = DESK, weaknesses: Sequence[str] = ()
+    rows: Sequence[dict[str, Any]],
+    engine: str,
+    load: int,
+    *,
+    target: str = DESK,
+    weaknesses: Sequence[str] = (),
+    is_timed: bool = True,
 ) -> dict[str, Any]:
     """Return mean and range over the seeds, and whether all aims are met; ``weaknesses`` are the planted ones."""
-    aims = {**AIMS} if load else {**AIMS, "minutes": MINUTES[engine] if target == DESK else OTHER_TARGET_MINUTES}
+    aims = {**AIMS}
+    if is_timed and not load:
+        aims["minutes"] = MINUTES[engine] if target == DESK else OTHER_TARGET_MINUTES
     hits = sum(len({*row["retained"]} & {*weaknesses}) for row in rows)
     retained_count = sum(len(row["retained"]) for row in rows)
     precision = hits / retained_count if retained_count else 0.0
     recall = hits / (len(weaknesses) * len(rows)) if weaknesses else 0.0
     means = {
         key: {"mean": statistics.mean(values), "range": [min(values), max(values)]}
-        for key in ("base", "composed", "gain", "minutes")
+        for key in ("base", "composed", "grpo_on_target", "gain", "minutes")
         if (values := [row[key] for row in rows if row[key] is not None])
     }
     minutes = statistics.median(row["minutes"] for row in rows)
-    single = over_best_single([row["over_best_single"] for row in rows if row["over_best_single"]])
+    single = pooled([row["over_best_single"] for row in rows if row["over_best_single"]])
+    direct = [row["over_grpo_on_target"] for row in rows if row["over_grpo_on_target"]]
     return {
         "target": target,
         "engine": engine,
@@ -200,6 +249,7 @@ def summary(
         "seeds": list(rows),
         "means": means,
         "over_best_single": single,
+        **({"over_grpo_on_target": pooled(direct)} if direct else {}),
         "aims": aims,
         "meets": all(row["meets"] for row in rows)
         and min(precision, recall) >= AIMS["recall"]
@@ -208,8 +258,8 @@ def summary(
     }
 
 
-def over_best_single(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
-    """Return composed minus the best single adapter on the pooled test tasks, with its 95 % interval."""
+def pooled(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
+    """Return composed minus another policy on the test tasks of these runs together, with its 95 % interval."""
     gains, losses, pairs = (sum(row[key] for row in rows) for key in ("gains", "losses", "pairs"))
     if not pairs:
         return {"gain": 0.0, "low": -1.0, "high": 1.0}
@@ -221,6 +271,8 @@ def main() -> int:
     """Print the figures; exit code 1 if an aim is missed."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.demo", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--target", choices=[name for name in TARGETS if TARGETS[name].model], default=DESK)
+    parser.add_argument("--tasks", type=int, default=0, help="training tasks of the desk; 0: endless seeds")
+    parser.add_argument("--compare", action="store_true", help="also train with GRPO on the target")
     parser.add_argument("--seeds", type=int, default=5, help="number of seeds, from 0")
     parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--engine", choices=sorted(MINUTES), default="embedded")
@@ -229,16 +281,25 @@ def main() -> int:
     parser.add_argument("--into", type=Path, help="folder of the runs (default: a new temporary one)")
     parser.add_argument("--json", action="store_true", help="print only one JSON object")
     options = parser.parse_args()
+    if options.tasks and options.target != DESK:
+        parser.error("--tasks is for the desk")
     folder = options.into or Path(tempfile.mkdtemp(prefix="traced-demos-"))
     rows = []
     with foreign_load(options.foreign_load):
         for seed in range(options.first_seed, options.first_seed + options.seeds):
-            run = run_demo(seed, options.target, options.engine, options.settings, folder / f"seed-{seed}")
+            run = run_demo(seed, arguments_of(options, seed), folder / f"seed-{seed}")
             rows.append(row(run))
             if not options.json:
                 print(json.dumps(rows[-1]), flush=True)
     weaknesses = planted_in(options.target)
-    figures = summary(rows, options.engine, options.foreign_load, target=options.target, weaknesses=weaknesses)
+    figures = summary(
+        rows,
+        options.engine,
+        options.foreign_load,
+        target=options.target,
+        weaknesses=weaknesses,
+        is_timed=not options.compare,
+    )
     if not options.json:
         print(f"runs in {folder}; {'meets' if figures['meets'] else 'DOES NOT MEET'}")
     print(json.dumps(figures))

@@ -61,13 +61,13 @@ class CompositionFigures:
 
 
 @dataclass(frozen=True)
-class SingleFigures:
-    """The whole minus its best single adapter, on the same test tasks; the best one is that of the test itself."""
+class GainOver:
+    """The success of the composition minus that of another policy, on the same test tasks."""
 
-    name: str
+    name: str  # of the other policy
     gain: Interval
-    gains: int  # pairs that only the whole solved
-    losses: int  # pairs that only the adapter solved
+    gains: int  # pairs that only the composition solved
+    losses: int  # pairs that only the other policy solved
 
 
 @dataclass(frozen=True)
@@ -137,7 +137,8 @@ class CycleFigures:
     rates: dict[str, Rate] = field(default_factory=dict)
     self_check: SelfCheck | None = None  # of the target, on the test split; on the train split until then
     gain: Interval | None = None  # composed minus base
-    over_single: SingleFigures | None = None
+    over_single: GainOver | None = None  # over the adapter that is best alone on these tasks
+    over_direct: GainOver | None = None  # over GRPO on the target itself
     composition: CompositionFigures | None = None
     routers: dict[str, RoutingQuality] = field(default_factory=dict)  # every router that picked; the serving one first
     capabilities: dict[str, Change] = field(default_factory=dict)
@@ -227,8 +228,8 @@ def as_json(figures: CycleFigures) -> dict[str, object]:
 
     ``verdict`` is a sentence on the result. ``over_best_single`` and ``composition`` are present once compositions were
     compared, ``routing`` once tasks were routed, ``analysed`` if production
-    trajectories were analysed, ``prompts`` if prompt patches were tried, and ``grpo_on_target`` if that policy was
-    evaluated.
+    trajectories were analysed, ``prompts`` if prompt patches were tried, and ``grpo_on_target`` and
+    ``over_grpo_on_target`` if that policy was evaluated.
     """
     gain = figures.gain
     payload: dict[str, object] = {
@@ -272,22 +273,27 @@ def as_json(figures: CycleFigures) -> dict[str, object]:
             for prompt in figures.prompts
         ]
     if figures.over_single:
-        single = figures.over_single
-        payload["over_best_single"] = {
-            "name": single.name,
-            "gain": single.gain.difference,
-            "ci": [single.gain.low, single.gain.high],
-            "gains": single.gains,
-            "losses": single.losses,
-            "pairs": single.gain.pairs,
-        }
+        payload["over_best_single"] = _over_json(figures.over_single)
     if figures.composition:
         payload["composition"] = asdict(figures.composition)
     if figures.routers:
         payload["routing"] = {name: _routing_json(quality) for name, quality in figures.routers.items()}
     if ON_TARGET in figures.rates:
         payload["grpo_on_target"] = figures.rate(ON_TARGET)
+    if figures.over_direct:
+        payload["over_grpo_on_target"] = _over_json(figures.over_direct)
     return payload
+
+
+def _over_json(figures: GainOver) -> dict[str, object]:
+    return {
+        "name": figures.name,
+        "gain": figures.gain.difference,
+        "ci": [figures.gain.low, figures.gain.high],
+        "gains": figures.gains,
+        "losses": figures.losses,
+        "pairs": figures.gain.pairs,
+    }
 
 
 def _routing_json(quality: RoutingQuality) -> dict[str, object]:

@@ -28,7 +28,6 @@ from traced.evaluation.figures import (
     CompositionFigures,
     CycleFigures,
     PromptFigures,
-    SingleFigures,
     gate_remark,
     percent,
     points,
@@ -110,10 +109,18 @@ def _picks(routing: RoutingQuality) -> str:
     return ", ".join(f"{model} {count}" for model, count in routing.picks.items())
 
 
-def single_sentence(single: SingleFigures) -> str:
-    """Return a sentence on the whole against its best single adapter."""
-    interval = f"[{points(single.gain.low)} to {points(single.gain.high)}]"
-    return f"Composed minus {single.name} alone, the best single adapter: {points(single.gain.difference)} {interval}."
+def over_sentences(figures: CycleFigures) -> list[str]:
+    """Return a sentence for each policy beside the base that the composition is compared with."""
+    sentences = []
+    single, direct = figures.over_single, figures.over_direct
+    for gain_over, name in (
+        (single, f"{single.name} alone, the best single adapter" if single else ""),
+        (direct, title_of(ON_TARGET)),
+    ):
+        if gain_over is not None:
+            interval = f"[{points(gain_over.gain.low)} to {points(gain_over.gain.high)}]"
+            sentences.append(f"Composed minus {name}: {points(gain_over.gain.difference)} {interval}.")
+    return sentences
 
 
 def composition_sentence(composition: CompositionFigures) -> str:
@@ -175,8 +182,7 @@ def summary_table(figures: CycleFigures) -> Group:
     if lost_episodes:
         lines.append(Text(f"{lost_episodes} episodes that failed by infrastructure are excluded", style="yellow"))
     lines.append(Text(verdict(figures), style="bold"))
-    if figures.over_single:
-        lines.append(Text(single_sentence(figures.over_single)))
+    lines += map(Text, over_sentences(figures))
     if figures.composition:
         lines.append(Text(composition_sentence(figures.composition)))
     if figures.routers:
@@ -210,7 +216,7 @@ def render(figures: CycleFigures, plots: dict[str, bytes]) -> str:
         figures=figures,
         verdict=verdict(figures),
         routing=routing_sentence(figures),
-        over_single=single_sentence(figures.over_single) if figures.over_single else "",
+        over=" ".join(over_sentences(figures)),
         composition=composition_sentence(figures.composition) if figures.composition else "",
         serving_cost=serving_cost,
         sides=SIDES,

@@ -24,6 +24,7 @@ from traced.evaluation.figures import (
     BASE,
     EPISODES,
     FLOOR,
+    ON_TARGET,
     PRODUCTION,
     ROUTED,
     AdapterFigures,
@@ -31,9 +32,9 @@ from traced.evaluation.figures import (
     CompositionFigures,
     CycleFigures,
     Ending,
+    GainOver,
     PromptFigures,
     SelfCheck,
-    SingleFigures,
     as_json,
     verdict,
 )
@@ -58,7 +59,8 @@ from traced.pipeline.promote import decision_of, routable_adapters
 from traced.pipeline.self_check import SELF_CHECK
 from traced.prompt_optimization.patches import SHORT_ID_DIGITS, gates, newest_patches, remedy_text, sufficient_patches
 from traced.registry.decisions import PromptDecision, prompt_decisions
-from traced.routing.composition import Composition, read_choice
+from traced.routing.composition import MERGED, Composition, read_choice
+from traced.routing.router_files import capability_of
 
 SESSION = "session"  # the event that a process records when it stops working on a cycle
 
@@ -124,7 +126,8 @@ def gather(context: Context) -> CycleFigures:
         rates={name: rate(name, trajectories) for name, trajectories in arms.items()},
         self_check=_self_check(events),
         gain=_gain(arms),
-        over_single=_over_single(arms),
+        over_single=over_single(arms),
+        over_direct=_gain_over(arms, ON_TARGET),
         composition=_composition(context, adapters),
         routers=_routers(context, arms, events),
         capabilities=_changes(context, arms),
@@ -182,14 +185,23 @@ def _gain(arms: Arms) -> Interval | None:
     return compare(pair(arms[BASE], arms[ROUTED])) if ROUTED in arms and BASE in arms else None
 
 
-def _over_single(arms: Arms) -> SingleFigures | None:
-    singles = {name: rate(name, trajectories).rate for name, trajectories in arms.items() if "@v" in name}
-    if ROUTED not in arms or not singles:
+def over_single(arms: Arms) -> GainOver | None:
+    """Return the composition's gain over the adapter of one capability that is best alone on the same tasks."""
+    # A merged adapter is a composition.
+    singles = {
+        name: rate(name, trajectories).rate
+        for name, trajectories in arms.items()
+        if "@v" in name and capability_of(name) != MERGED
+    }
+    return _gain_over(arms, max(singles, key=singles.__getitem__)) if singles else None
+
+
+def _gain_over(arms: Arms, name: str) -> GainOver | None:
+    if ROUTED not in arms or name not in arms:
         return None
-    name = max(singles, key=singles.__getitem__)
     pairs = pair(arms[name], arms[ROUTED])
     gains, losses = sum(p.adapter and not p.base for p in pairs), sum(p.base and not p.adapter for p in pairs)
-    return SingleFigures(name, compare(pairs), gains, losses)
+    return GainOver(name, compare(pairs), gains, losses)
 
 
 def _composition(context: Context, adapters: Sequence[AdapterFigures]) -> CompositionFigures | None:

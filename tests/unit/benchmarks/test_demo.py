@@ -1,11 +1,15 @@
 """The demo's benchmark: what it reads from a run's lines, and when it says that the aims are met."""
 
+from argparse import Namespace
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from benchmarks.demo import Run, TimeLeft, row, summary
+from benchmarks.demo import Run, TimeLeft, arguments_of, row, run_demo, summary
+from benchmarks.seeded.desk_tasks import DeskTasks
+from traced.targets.desk.environment import Desk
 
 GOOD = {
     "base": 0.46,
@@ -69,6 +73,45 @@ def test_the_duration_is_an_aim_without_foreign_load_only() -> None:
     assert not summarise([slow])["meets"]
     assert summarise([slow], 16)["meets"]
     assert summary([slow], "vllm", 0, weaknesses=WEAKNESSES)["meets"]
+
+
+def test_grpo_on_the_target_is_compared_on_the_tasks_of_all_seeds() -> None:
+    better = {"gains": 40, "losses": 10, "pairs": 300}
+    rows = [row(run({**GOOD, "grpo_on_target": rate, "over_grpo_on_target": better})) for rate in (0.7, 0.8)]
+    figures = summary(rows, "embedded", 0, weaknesses=WEAKNESSES, is_timed=False)
+    assert figures["over_grpo_on_target"]["gain"] == pytest.approx(0.1)
+    assert figures["means"]["grpo_on_target"] == {"mean": 0.75, "range": [0.7, 0.8]}
+    assert "minutes" not in figures["aims"]
+    assert "over_grpo_on_target" not in summarise([row(run(GOOD))])
+
+
+def test_a_run_that_is_finished_is_not_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script = tmp_path / "python"
+    lines = ["#!/bin/sh", f"echo x >> {tmp_path}/calls", "echo '[about 9 s left] Report' >&2", "echo '{\"gain\": 0.2}'"]
+    script.write_text("\n".join(lines) + "\n")
+    script.chmod(0o755)
+    monkeypatch.setattr("sys.executable", str(script))
+    first, second = (run_demo(3, ["--engine", "embedded"], tmp_path / "seed-3") for _ in range(2))
+    assert first == second
+    assert (first.figures, len(first.left.statements)) == ({"gain": 0.2}, 1)
+    assert (tmp_path / "calls").read_text() == "x\n"
+    with pytest.raises(SystemExit, match="not of seed 4"):
+        run_demo(4, [], tmp_path / "seed-3")
+
+
+def test_a_short_list_of_tasks_is_a_target_of_its_own() -> None:
+    options = Namespace(engine="vllm", settings=["a=1"], compare=True, tasks=60, target="desk")
+    arguments = arguments_of(options, 2)
+    assert arguments[:4] == ["--engine", "vllm", "--set=a=1", "--compare"]
+    assert '--set=target.options=["tasks=60", "seed=2"]' in arguments
+    assert "--target" not in arguments
+    endless = Namespace(engine="vllm", settings=[], compare=False, tasks=0, target="desk")
+    assert arguments_of(endless, 2) == ["--engine", "vllm", "--target", "desk"]
+    target = DeskTasks(6, seed=2)
+    tasks = target.description["tasks"]
+    assert [len(tasks[split]) for split in ("train", "gate", "test")] == [6, 3, 300]
+    environment = target.environment()
+    assert environment.reset(tasks["train"][0]) == Desk().reset(int(tasks["train"][0]))
 
 
 def test_what_is_retained_is_held_against_what_was_planted() -> None:

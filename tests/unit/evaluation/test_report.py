@@ -24,9 +24,9 @@ from traced.evaluation.figures import (
     CompositionFigures,
     CycleFigures,
     Ending,
+    GainOver,
     PromptFigures,
     SelfCheck,
-    SingleFigures,
     as_json,
     verdict,
 )
@@ -111,7 +111,13 @@ def test_json_has_exactly_the_promised_keys() -> None:
 
 def test_json_of_a_comparison_adds_grpo_on_the_target() -> None:
     rates = figures().rates | {ON_TARGET: Rate(ON_TARGET, 300, 150, 0.5, 0.4, 0.6, 0)}
-    assert as_json(dataclasses.replace(figures(), rates=rates))["grpo_on_target"] == 0.5
+    gain_over = GainOver(ON_TARGET, Interval(300, 300, 0.5, 0.6, 0.1, 0.04, 0.16, 0.95, 1.0), 40, 10)
+    cycle = dataclasses.replace(figures(), rates=rates, over_direct=gain_over)
+    data: Any = as_json(cycle)
+    assert (data["grpo_on_target"], data["over_grpo_on_target"]["ci"]) == (0.5, [0.04, 0.16])
+    for text in (rendered_text(cycle), render(cycle, {})):
+        sentence = "Composed minus GRPO on the target itself: +10.0 [+4.0 to +16.0]."
+        assert sentence in " ".join(text.split())
 
 
 COMPOSITION = CompositionFigures(
@@ -124,7 +130,7 @@ COMPOSITION = CompositionFigures(
     dataclasses.replace(GATE.comparisons[0], name="target"),
     "router by labels",
 )
-SINGLE = SingleFigures("dates@v1", Interval(300, 300, 0.5, 0.6, 0.1, 0.04, 0.16, 0.95, 1.0), 40, 10)
+SINGLE = GainOver("dates@v1", Interval(300, 300, 0.5, 0.6, 0.1, 0.04, 0.16, 0.95, 1.0), 40, 10)
 
 
 def test_compositions_are_compared_and_said_to_serve() -> None:
