@@ -342,6 +342,7 @@ def build_trainer(
         rollout_function=function,
         pass_size=_pass_size(job),
         on_iteration=lambda metrics: record(metrics | rollout_record.end_shares),
+        teachers=[Path(folder) for folder in job.teachers],
         model=model,
         args=arguments,
         train_dataset=_dataset(job),

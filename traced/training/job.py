@@ -48,6 +48,17 @@ NOT_IN_FINGERPRINT = {
     "engine_patience_s",
     "engine_sleeps",
 }
+# Fields that are not in the fingerprint while a setting is off, so that runs of versions without it can continue.
+ABSENT_IF_OFF = {
+    "overlap": ("overlap",),
+    "teachers": ("teachers",),
+    "hint_share": ("hint", "hint_share"),
+    "open_share": ("open_share",),
+    "kl": ("kl",),
+    "entropy_bonus": ("entropy_bonus",),
+    "recoveries": ("recoveries", "recovery_lr", "recovery_temperature"),
+    "validate_every": ("validate_every", "validation_seeds", "validation_temperature"),
+}
 DEVICES = ("cpu", "cuda")
 ATTENTION = ("auto", "eager", "sdpa", "flash_attention_2")
 TRACKERS = ("tensorboard", "wandb", "mlflow")
@@ -107,6 +118,9 @@ class TrainingJob:
     step_timeout_s: float = 30.0
     seed_low: int = 0  # training seeds are drawn from [seed_low, seed_high)
     seed_high: int = 100_000
+    # Folders of adapters; the one with the number seed % n is the teacher of a seed. With teachers the job is
+    # an on-policy distillation: the update follows their log-probs, and rewards only measure.
+    teachers: list[str] = field(default_factory=list)
     open_share: float = 0.0  # share of the groups with seeds whose rewards have differed lately; 0: fresh seeds only
     validate_every: int = 0  # iterations between validations; 0: the last policy is published, whatever it is worth
     validation_seeds: int = 32  # taken from the end of the range, a fifth of it at most; training does not draw them
@@ -180,6 +194,12 @@ class TrainingJob:
         for name in ("kl", "entropy_bonus"):
             if getattr(self, name) < 0:
                 raise JobError(f"{name} is {getattr(self, name)}; it must be at least 0")
+        if self.teachers and (self.kl or self.hint_share or self.shard):
+            name = "kl" if self.kl else "hint_share" if self.hint_share else "shard"
+            raise JobError(
+                f"{name} is set, and the job has teachers, which a distillation does not combine with it",
+                hint=f"training.{name} = {'false' if name == 'shard' else 0}",
+            )
         if self.recoveries and not self.validate_every:
             raise JobError(
                 f"recoveries is {self.recoveries}, and no policy is validated that a collapsed run could go back to",
@@ -249,19 +269,12 @@ class TrainingJob:
         # As in the fingerprints of earlier versions, so that their unfinished runs can continue.
         values["gradient_checkpointing"] = False
         values["micro_batch_tokens"] = 4096
-        if not self.overlap:
-            del values["overlap"]
-        if not self.hint_share:
-            del values["hint"]
-        for name in ("open_share", "hint_share", "kl", "entropy_bonus"):
-            if not values[name]:
-                del values[name]
-        if not self.recoveries:
-            for name in ("recoveries", "recovery_lr", "recovery_temperature"):
-                del values[name]
-        if not self.validate_every:
-            for name in ("validate_every", "validation_seeds", "validation_temperature"):
-                del values[name]
+        for setting, names in ABSENT_IF_OFF.items():
+            if not values[setting]:
+                for name in names:
+                    del values[name]
+        if self.teachers:
+            values["teachers"] = [weights_digest(Path(folder)) for folder in self.teachers]
         if self.user:
             values["user"] = {
                 key: self.user["model"][key] for key in ("model", "base_url", "temperature", "max_tokens")

@@ -51,6 +51,7 @@ class Batch:
         is_hinted: Per row whether it was sampled with a hint, which its prompt has no more.
         hinted_scored: The number of scored rollouts with a hint.
         hinted_successes: The number of those that succeeded.
+        seeds: Per row the seed of its episode.
         entropy: An estimate of the policy's entropy per token, in nats: the mean of -log p over the sampled tokens.
     """
 
@@ -71,6 +72,7 @@ class Batch:
     validation: Validation | None = None
     entropy: float = math.nan
     is_hinted: list[bool] = field(default_factory=list)
+    seeds: list[int] = field(default_factory=list)
     hinted_scored: int = 0
     hinted_successes: int = 0
 
@@ -271,6 +273,7 @@ class RolloutFunction:
             sampling_seconds=outcome.seconds,
             entropy=surprise / max(1, sum(lengths)),
             is_hinted=[bool(rollout.hint) for rollout in rollouts],
+            seeds=[rollout.seed for rollout in rollouts],
             hinted_scored=len(hinted),
             hinted_successes=sum(rollout.success for rollout in hinted),
         )

@@ -11,6 +11,8 @@ gradient clipping, AdamW, checkpoints and resuming. This subclass changes:
 - Only sampled tokens are projected onto the vocabulary; TRL does so with all tokens after the prompt.
 - The loss is TRL's ``loss_type="grpo"``, without the collective operations of its metrics: processes have different
   numbers of passes, and a pass that ran out of memory is repeated.
+- With teachers the update is an on-policy distillation (``traced.training.teachers``): advantages are per token, all
+  complete trajectories count, and rewards only measure.
 - The KL term (``beta``, to the base without adapter) and the entropy bonus (``entropy_coef``) are means over all
   complete trajectories, those of groups with equal rewards too: a policy whose groups are all equal needs them most.
 - Several processes: the first one samples for all, each computes the gradient of its share of the trajectories, and
@@ -49,6 +51,7 @@ from traced.training.memory import PassSize
 from traced.training.offload import OffloadedBase
 from traced.training.open_seeds import EQUAL
 from traced.training.policy_check import MeasuredRows, PolicyHistory, measure, select_rows
+from traced.training.teachers import COLUMN, Teachers
 
 if TYPE_CHECKING:
     from traced.training.rollout_function import Batch as PlayedBatch
@@ -199,7 +202,10 @@ def empty_row(batch: Batch) -> Batch:
 
 @dataclass
 class PassSums:
-    """Sums over passes: the loss, and over the policy's own tokens entropy, clipped ratios and KL from the base."""
+    """Sums over passes: the loss, and over the policy's own tokens entropy, clipped ratios and KL.
+
+    The KL divergence is that from the base, or with teachers from them.
+    """
 
     loss: float = 0.0
     entropy: float = 0.0
@@ -222,6 +228,7 @@ class GroupRelativeTrainer(GRPOTrainer):
         rollout_function: Plays the rollouts of an iteration; None in every process but the first.
         pass_size: The size of the passes.
         on_iteration: Is called with the metrics after every optimizer step, in the first process.
+        teachers: The folders of the teachers of a distillation.
     """
 
     def __init__(
@@ -230,6 +237,7 @@ class GroupRelativeTrainer(GRPOTrainer):
         rollout_function: "Rollouts | None",
         pass_size: PassSize,
         on_iteration: Callable[[dict[str, float]], None],
+        teachers: Sequence[Path] = (),
         **settings: Any,
     ) -> None:
         self.rollout_function = rollout_function
@@ -247,6 +255,7 @@ class GroupRelativeTrainer(GRPOTrainer):
         # The attribute is new in transformers 5.19.
         self._is_sharded = getattr(settings["model"], "is_distributed_loading_by_transformers", False)
         super().__init__(reward_funcs=[_no_reward], **settings)
+        self._teachers = Teachers(teachers, self.model) if teachers else None
 
     def _prepare_inputs(self, generation_batch: Batch) -> Batch:
         """Return the batch unchanged; TRL's buffering over accumulation steps is not used."""
@@ -286,9 +295,11 @@ class GroupRelativeTrainer(GRPOTrainer):
             measured_rows = select_rows(batch, last.servers, last.policy, DRIFT_TOKENS)
             # Before the other processes get the rollouts, so that all of them begin their passes afterwards.
             self.rollout_function.begin_update()
-            is_used = self.groups.mask
-            if self.beta or self.entropy_coef:
-                is_used = torch.tensor([reward is not None for reward in last.rewards])
+            is_complete = torch.tensor([reward is not None for reward in last.rewards])
+            if self._teachers is not None:
+                batch[COLUMN] = self._teachers.column(last.seeds)
+                self.groups = replace(self.groups, mask=is_complete)
+            is_used = is_complete if self.beta or self.entropy_coef else self.groups.mask
             shared = [({**batch, "advantages": self.groups.values}, self.groups.mask, is_used, measured_rows)]
         batch, is_kept, is_used, measured_rows = broadcast_object_list(shared)[0]
         if self._offloaded is not None:
@@ -448,15 +459,19 @@ class GroupRelativeTrainer(GRPOTrainer):
         mask = inputs["completion_mask"] * inputs["tool_mask"]
         # Before the policy's own pass, whose activations take the memory.
         base = self._base_logprobs(model, inputs) if self.beta else None
+        teacher_logprobs = self._teacher_logprobs(model, inputs)
         logprobs, entropies = self._logprobs(model, inputs)
         sampled = inputs["old_per_token_logps"]
         if "is_hinted" in inputs:
             sampled = torch.where(inputs["is_hinted"].unsqueeze(1), logprobs.detach(), sampled)
         ratio = torch.exp(logprobs - sampled)
+        weights, kl = inputs["weights"].unsqueeze(1), torch.zeros_like(logprobs)
         advantages = inputs["advantages"].unsqueeze(1)
+        if teacher_logprobs is not None:
+            kl = sampled - teacher_logprobs
+            advantages = -kl * weights
         low, high = 1 - self.epsilon_low, 1 + self.epsilon_high
         per_token = -torch.min(ratio * advantages, torch.clamp(ratio, low, high) * advantages)
-        weights, kl = inputs["weights"].unsqueeze(1), torch.zeros_like(logprobs)
         if base is not None:
             # As in TRL: the estimator "k3" of J. Schulman, "Approximating KL divergence" (2020).
             kl = torch.exp(base - logprobs) - (base - logprobs) - 1
@@ -467,6 +482,12 @@ class GroupRelativeTrainer(GRPOTrainer):
         sums = ((entropies.detach() * mask).sum(), (is_clipped * mask).sum(), mask.sum(), (kl.detach() * mask).sum())
         self._newest_pass = PassSums(0.0, *(float(value) for value in sums))
         return ((per_token * mask).sum(-1) / mask.sum(-1).clamp(min=1.0)).mean()
+
+    def _teacher_logprobs(self, model: Any, chunk: Batch) -> Tensor | None:
+        """Return the log-probs [n, c] of each row's teacher, None without teachers."""
+        if self._teachers is None:
+            return None
+        return self._teachers.logprobs(model, chunk, lambda rows: self._logprobs(model, rows)[0])
 
     def _base_logprobs(self, model: Any, chunk: Batch) -> Tensor:
         """Return the log-probs [n, c] of the base, as ``_logprobs`` does, without gradient."""
@@ -531,7 +552,7 @@ class GroupRelativeTrainer(GRPOTrainer):
             "engine_busy": last.busy_share,
             **self.drift.metrics(),
             **last.hint_metrics(),
-            **({"kl": sums.per_token(sums.kl)} if self.beta else {}),
+            **({"kl": sums.per_token(sums.kl)} if self.beta or self._teachers is not None else {}),
             **({} if last.validation is None else last.validation.metrics()),
         }
 
