@@ -88,7 +88,10 @@ def scripted_stages(context: Context, cut_at: str) -> Stages:
         at("optimize-prompt", capability)
         return ""
 
-    async def compose(cycle: str, adapters: list[str]) -> list[str]:
+    async def mixture(cycle: str, adapters: list[str]) -> list[list[str]]:
+        return []
+
+    async def compose(cycle: str, adapters: list[str], joint_versions: list[str]) -> list[str]:
         at("compose")
         return []
 
@@ -99,6 +102,7 @@ def scripted_stages(context: Context, cut_at: str) -> Stages:
         admit,
         train,
         gate,
+        mixture,
         compose,
         waiting,
         promote,

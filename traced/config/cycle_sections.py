@@ -195,9 +195,10 @@ class CompositionSection(Section):
     seeds: int = Field(
         default=200, ge=0, description="train seeds on which the candidates are compared; 0: always a router"
     )
-    candidates: list[Literal["single", "router", "turn", "merged"]] = Field(
+    candidates: list[Literal["single", "router", "turn", "merged", "mixture", "distilled"]] = Field(
         default=["single", "router", "turn", "merged"],
-        description='what is compared: one adapter alone, a router per conversation or per "turn", a merged adapter',
+        description='what is compared: one adapter alone, a router per conversation or per "turn", a merged adapter; '
+        '"mixture" and "distilled" also train one in all environments, on their rewards or from the adapters',
     )
 
 

@@ -1,9 +1,10 @@
 """The composition stage: choose how the adapters of a cycle answer together.
 
 Candidates play seeds of the target's train split, greedily as in evaluations: the base model, each adapter for
-everything, a router per conversation and per turn of the user, and merged adapters. They are compared by successive
-halving (``traced.routing.composition.rank``). The best merge is published as a version of the capability ``merged`` and
-passes a gate of its own, or leaves. The best candidate then meets what is live on gate seeds
+everything, a router per conversation and per turn of the user, merged adapters, and those that were trained for several
+capabilities (``traced.pipeline.mixture``). They are compared by successive halving
+(``traced.routing.composition.rank``). The best merge is published as a version of the capability ``merged``. A version
+of that capability passes a gate of its own, or leaves. The best candidate then meets what is live on gate seeds
 (``traced.routing.composition`` says when it serves).
 
 The seeds are the last ones of the train split. A list of tasks that is short shares them with the collection, from
@@ -18,8 +19,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from store.repositories.adapters import quarantined_adapters
-from store.repositories.cycles import get_cycle
 from store.repositories.routers import compositions, save_composition
 from store.types import Outcome, PairedDifference, Trajectory
 from traced.core.errors import CapabilityError
@@ -32,11 +31,10 @@ from traced.pipeline.context import Context, RunningStage
 from traced.pipeline.episodes import episodes, model_policy, split_jobs
 from traced.pipeline.gate import gate, gate_temperature, policy_of, round_jobs
 from traced.pipeline.merged_version import merge_members, publish_merge
-from traced.pipeline.promote import live_of_model
+from traced.pipeline.mixture import members_and_live
 from traced.pipeline.routers import routers
 from traced.rollouts.episodes import EpisodeJob
 from traced.routing.composition import (
-    MERGED,
     Candidate,
     Choice,
     Composition,
@@ -46,7 +44,6 @@ from traced.routing.composition import (
     read_choices,
     serving_composition,
 )
-from traced.routing.router_files import capability_of
 from traced.routing.routers import BY_LABELS, FallbackRouter, RoutedPolicy
 
 COMPOSE = "compose"
@@ -58,11 +55,13 @@ class Field:
 
     Attributes:
         routers: The routers over ``members`` by name.
+        joint_versions: The versions that were trained for several capabilities.
         merges: The folder of each merged adapter that is not published, by the name that it is served under.
     """
 
     context: Context
     members: Sequence[str]
+    joint_versions: Sequence[str] = ()
     routers: Mapping[str, FallbackRouter] = field(default_factory=dict)
     merges: Mapping[str, Path] = field(default_factory=dict)
 
@@ -70,7 +69,7 @@ class Field:
         """Return the compositions of the settings, the cheapest to serve first."""
         kinds = self.context.settings.composition.candidates
         singles = [Composition((name,)) for name in self.members] if "single" in kinds else []
-        merges = [Composition((name,)) for name in self.merges]
+        merges = [Composition((name,)) for name in [*self.joint_versions, *self.merges]]
         names = [name for name, router in self.routers.items() if router.name]
         per_conversation = [Composition(tuple(self.members), name) for name in names if "router" in kinds]
         per_turn = [Composition(tuple(self.members), name, by_turn=True) for name in names if "turn" in kinds]
@@ -92,21 +91,22 @@ async def composition_policy(
     )
 
 
-async def compose(context: Context, adapters: Sequence[str]) -> list[str]:
+async def compose(context: Context, adapters: Sequence[str], joint_versions: Sequence[str] = ()) -> list[str]:
     """Store how the adapters answer together, and return the merged version that takes part, if any.
 
     Args:
         adapters: The versions of this cycle that passed their gate. Live versions of other capabilities take part too.
+        joint_versions: The versions that were trained for several capabilities.
     """
     if not adapters or not context.settings.composition.seeds:
         # Recorded too: a checkpoint that claims this stage is compared with the store.
         with context.stage(COMPOSE, "Compare compositions") as stage:
             stage.figure = "nothing to compare"
         return []
-    members, live = _members(context, adapters)
-    for name in {*members, *live}:
+    members, live = members_and_live(context, adapters)
+    for name in {*members, *live, *joint_versions}:
         await serve_version(context, name)
-    contest = Field(context, members)
+    contest = Field(context, members, joint_versions)
     if {"router", "turn"} & set(context.settings.composition.candidates):
         contest.routers = await routers(context, members)
     if "merged" in context.settings.composition.candidates and len(members) > 1:
@@ -114,7 +114,7 @@ async def compose(context: Context, adapters: Sequence[str]) -> list[str]:
     total = expected_episodes(len(contest.candidates()), len(validation_jobs(context)))
     with context.stage(COMPOSE, "Compare compositions", total=total) as stage:
         ranking = await _ranking(contest, stage)
-        ranking, merged = await _with_published_merge(contest, ranking)
+        ranking, merged = await _with_gated_version(contest, ranking)
         choice = await _against_live(contest, ranking, live, stage)
         with context.write_session() as session:
             save_composition(session, context.cycle_id, as_json(choice), at=context.now())
@@ -122,18 +122,6 @@ async def compose(context: Context, adapters: Sequence[str]) -> list[str]:
         stage.detail |= {"answer": choice.gate.answer.value if choice.gate else "", "merged": merged}
         stage.figure = _figure(choice)
     return [merged] if merged else []
-
-
-def _members(context: Context, adapters: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Return the versions that take part, and those that are live."""
-    with context.read_session() as session:
-        quarantined = quarantined_adapters(session)
-        live = live_of_model(session, get_cycle(session, context.cycle_id).model)
-    live = [name for name in live if name not in quarantined]
-    new_capabilities = {capability_of(name) for name in adapters}
-    # A merge of merges would count a member twice.
-    other_versions = [name for name in live if capability_of(name) not in {*new_capabilities, MERGED}]
-    return [*adapters, *other_versions], live
 
 
 def validation_jobs(context: Context) -> list[EpisodeJob]:
@@ -190,13 +178,16 @@ def _digest(composition: Composition) -> str:
     return hashlib.sha256(repr(composition).encode()).hexdigest()[:12]
 
 
-async def _with_published_merge(contest: Field, ranking: list[Candidate]) -> tuple[list[Candidate], str]:
-    """Return the ranking without merges, but the best one if it is first and passes its gate as a version."""
+async def _with_gated_version(contest: Field, ranking: list[Candidate]) -> tuple[list[Candidate], str]:
+    """Return the ranking without adapters for several capabilities, but the first one if it passes its gate."""
     first = ranking[0].composition.model
-    unmerged = [candidate for candidate in ranking if candidate.composition.model not in contest.merges]
-    if first not in contest.merges:
+    joint_models = {*contest.joint_versions, *contest.merges}
+    unmerged = [candidate for candidate in ranking if candidate.composition.model not in joint_models]
+    if first not in joint_models:
         return unmerged, ""
-    version = await publish_merge(contest.context, contest.members, first, contest.merges[first])
+    version = first
+    if first in contest.merges:
+        version = await publish_merge(contest.context, contest.members, first, contest.merges[first])
     try:
         await gate(contest.context, version)
     except CapabilityError as error:

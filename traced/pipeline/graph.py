@@ -330,7 +330,13 @@ def build_graph(
         return {"capabilities": await stages.analyze(state["cycle_id"])}
 
     async def compose(state: CycleState) -> CycleState:
-        return {"adapters": await stages.compose(state["cycle_id"], state.get("adapters", []))}
+        cycle_id, adapters, joint_versions = state["cycle_id"], state.get("adapters", []), []
+        for training, environment in await stages.mixture(cycle_id, adapters):
+            try:
+                joint_versions.append(await stages.train(cycle_id, training, environment))
+            except CapabilityError as error:
+                await stages.drop(cycle_id, training, "train", error.message)
+        return {"adapters": await stages.compose(cycle_id, adapters, joint_versions)}
 
     async def approval(state: CycleState) -> CycleState:
         await _run_requested_rounds(stages, state["cycle_id"], state.get("adapters", []))

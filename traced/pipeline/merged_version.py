@@ -1,17 +1,14 @@
 """Merged adapters as versions of their own: the capability ``merged``, in the mixture of its members' environments.
 
 A merged version has the links of any other: a capability (all of its members' together), an environment (the mixture,
-admitted because each member is and because its oracle solves its seeds), a run (which says what was merged and how), a
-gate, a decision and promotions.
+``traced.pipeline.mixture``), a run (which says what was merged and how), a gate, a decision and promotions.
 """
 
 import hashlib
 from collections.abc import Sequence
 from pathlib import Path
 
-from agents.synthesizer.mixture import mix
-from sandbox.hashing import environment_hash
-from store.records import AdapterVersion, EnvironmentRecord, RunState, TrainingRun
+from store.records import AdapterVersion, RunState, TrainingRun
 from store.repositories.adapters import (
     get_adapter,
     get_training_run,
@@ -19,20 +16,15 @@ from store.repositories.adapters import (
     save_training_run,
     set_training_state,
 )
-from store.repositories.capabilities import get_capability, save_capabilities
-from store.repositories.environments import get_environment, save_admission, save_environment
-from store.types import AdmissionReport, Capability, Check
-from traced.core.errors import CapabilityError
 from traced.core.files import flush
 from traced.inference.adapter_base import record_base
 from traced.pipeline.context import Context
+from traced.pipeline.mixture import store_mixture
 from traced.registry.publication import publish
 from traced.routing.composition import MERGED
 from traced.routing.router_files import capability_of
 from traced.training.merging import MergeError, Method, merge
 
-MIXTURE = "mixture"  # the synthesizer of its environment
-ORACLE_SEEDS = 8
 # Methods with scales; where none of them is right, the race drops them all.
 MERGES: tuple[tuple[Method, float], ...] = (
     ("mean", 1.0),
@@ -78,7 +70,7 @@ async def publish_merge(context: Context, members: Sequence[str], method: str, f
     Raises:
         CapabilityError: The environments cannot be mixed, or the mixture's oracle fails.
     """
-    environment = await _mixture(context, members)
+    environment = await store_mixture(context, members)
     run_id = f"{context.cycle_id}/{MERGED}/{folder.name}"
     at = context.now()
     run = TrainingRun(
@@ -111,45 +103,6 @@ async def publish_merge(context: Context, members: Sequence[str], method: str, f
         set_training_state(session, run_id, RunState.FINISHED, at=at, detail=f"{method} of {', '.join(members)}")
         save_adapter(session, version)
     return published.name
-
-
-async def _mixture(context: Context, members: Sequence[str]) -> str:
-    """Store capability and environment of a merge, and return the environment's hash."""
-    with context.read_session() as session:
-        versions = [get_adapter(session, name) for name in members]
-        sources = [get_environment(session, version.environment_hash).source_code for version in versions]
-        titles = [get_capability(session, version.cycle_id, version.capability).title for version in versions]
-    try:
-        source_code = mix(sources)
-    except ValueError as error:
-        raise CapabilityError(f"the environments of {', '.join(members)} cannot be mixed: {error}") from error
-    needs = ", ".join(titles)
-    capability = Capability(
-        name=MERGED,
-        title="Several capabilities",
-        description=f"The task needs one or several of: {needs}.",
-        when_needed=f"One of these capabilities is needed: {needs}.",
-        exercised="The agent acts where one of them is needed.",
-        lacking="The agent fails where one of them is needed.",
-    )
-    digest, at = environment_hash(source_code), context.now()
-    check = Check(MIXTURE, True, {"environments": [version.environment_hash for version in versions]}, 0.0)
-    await _check_oracle(context, source_code)
-    record = EnvironmentRecord(digest, source_code, context.cycle_id, MERGED, context.settings.seed, MIXTURE, at)
-    with context.write_session() as session:
-        save_capabilities(session, context.cycle_id, [capability])
-        save_environment(session, record)
-        save_admission(session, AdmissionReport(digest, True, [check]), cycle_id=context.cycle_id, at=at)
-    return digest
-
-
-async def _check_oracle(context: Context, source_code: str) -> None:
-    """Raise ``CapabilityError`` unless the oracle solves the first seeds in the sandbox."""
-    async with context.environment_source(source_code) as source:
-        for seed in range(ORACLE_SEEDS):
-            play = await source.oracle(seed)
-            if not play.score.success:
-                raise CapabilityError(f"the oracle of the mixture fails at seed {seed}")
 
 
 def capabilities_of(context: Context, adapter: str) -> list[tuple[str, str]]:

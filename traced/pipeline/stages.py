@@ -14,6 +14,7 @@ from typing import Any, Protocol
 from store.types import GateAnswer
 from traced.pipeline import promote
 from traced.pipeline.context import Context
+from traced.pipeline.mixture import TRAININGS
 from traced.prompt_optimization.patches import skip_reason
 
 PROMPT = "optimize-prompt"  # the stage between admission and training that tries a prompt first
@@ -29,7 +30,10 @@ class Stages:
     admit: Callable[[str, str, str], Awaitable[bool]]  # cycle, capability, environment hash
     train: Callable[[str, str, str], Awaitable[str]]  # cycle, capability, environment hash -> adapter version
     gate: Callable[[str, str], Awaitable[bool]]  # cycle, adapter version
-    compose: Callable[[str, list[str]], Awaitable[list[str]]]  # cycle, adapters -> the merged version, if there is one
+    # cycle, adapters -> trainings for several capabilities, each with the hash of its environment
+    mixture: Callable[[str, list[str]], Awaitable[list[list[str]]]]
+    # cycle, adapters, versions for several capabilities -> the merged version, if there is one
+    compose: Callable[[str, list[str], list[str]], Awaitable[list[str]]]
     waiting: Callable[[str, list[str]], Awaitable[list[str]]]  # adapter versions nobody has decided about
     promote: Callable[[str, list[str]], Awaitable[list[str]]]  # promotes the approved ones -> those that take traffic
     evaluate: Callable[[str, list[str]], Awaitable[None]]
@@ -58,6 +62,7 @@ VALUES: dict[str, Callable[[Any], object]] = {
     PROMPT: skip_reason,
     "train": _unchanged,
     "gate": lambda result: result.answer is GateAnswer.PASS,
+    "mixture": lambda result: [list(training) for training in result],
     "compose": _unchanged,
     "evaluate": _no_value,
     "report": _no_value,
@@ -94,6 +99,13 @@ def cycle_stages(runner: StageRunner) -> Stages:
         passed: bool = await run("gate", adapter, *rounds, capability=adapter.partition("@")[0])
         return passed
 
+    async def mixture(cycle_id: str, adapters: list[str]) -> list[list[str]]:
+        # A child process would only say that there is nothing to do.
+        if not {*TRAININGS} & {*context.settings.composition.candidates}:
+            return []
+        trainings: list[list[str]] = await run("mixture", adapters)
+        return trainings
+
     async def waiting(cycle_id: str, adapters: list[str]) -> list[str]:
         return await asyncio.to_thread(promote.waiting, context, adapters)
 
@@ -107,7 +119,8 @@ def cycle_stages(runner: StageRunner) -> Stages:
         admit=lambda cycle_id, capability, environment: run("admit", capability, environment, capability=capability),
         train=lambda cycle_id, capability, environment: run("train", capability, environment, capability=capability),
         gate=gate,
-        compose=lambda cycle_id, adapters: run("compose", adapters),
+        mixture=mixture,
+        compose=lambda cycle_id, adapters, joint_versions: run("compose", adapters, joint_versions),
         waiting=waiting,
         promote=lambda cycle_id, adapters: promote.promote(context, adapters),
         evaluate=lambda cycle_id, adapters: run("evaluate", adapters),

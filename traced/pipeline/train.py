@@ -21,6 +21,7 @@ from sandbox import docker_engine
 from sandbox.user import asks_for_model
 from store.records import AdapterVersion, IterationMetrics, RunState, StageEvent, StageState, TrainingRun
 from store.repositories.adapters import (
+    get_adapter,
     list_adapters,
     save_adapter,
     save_iterations,
@@ -39,8 +40,10 @@ from traced.core.ownership import sandbox_owner
 from traced.core.seeds import derive_seed
 from traced.inference.adapter_base import record_base
 from traced.pipeline.context import Context
+from traced.pipeline.mixture import DISTILLED, MIXTURE, TRAININGS, members_of
 from traced.registry.publication import publish
 from traced.rollouts.step_limit import step_timeout_s, user_wait_s
+from traced.routing.composition import MERGED
 from traced.training.device import ON_CPU, TrainingDevice, training_device
 from traced.training.errors import EnvironmentFailed, NothingToLearn
 from traced.training.job import TrainingJob, TrainingResult, folder_of_run
@@ -97,7 +100,10 @@ async def train(context: Context, capability: str, environment: str) -> str:
     total = context.settings.training.iterations
     with context.read_session() as session:
         check_not_stopped(session, context.cycle_id, capability)
-    with context.stage("train", f"Train an adapter for {capability}", capability, total) as stage:
+        if capability == MIXTURE:
+            total *= len(members_of(session, context.cycle_id, environment))
+    title = f"several capabilities ({capability})" if capability in TRAININGS else capability
+    with context.stage("train", f"Train an adapter for {title}", capability, total) as stage:
         name = trained_adapter(context, run_id)
         if name is None:
             device = training_device(context.settings.devices.train_on, context.settings.training.processes, os.environ)
@@ -227,13 +233,19 @@ def store_variables(context: Context) -> dict[str, str]:
 
 
 def job_in(context: Context, run_id: str, capability: str, environment: str, device: TrainingDevice) -> TrainingJob:
-    """Return the job that trains in the environment of this hash."""
+    """Return the job that trains in the environment of this hash.
+
+    Args:
+        capability: A capability of the cycle, or one of ``mixture.TRAININGS``, whose environment is a mixture.
+    """
     file = context.data_dir / "environments" / f"{environment}.py"
     hint = ""
     with context.read_session() as session:
         source_code = get_environment(session, environment).source_code
-        if context.settings.training.hint_share:
-            hint = get_capability(session, context.cycle_id, capability).description
+        members = members_of(session, context.cycle_id, environment) if capability in TRAININGS else []
+        folders = [get_adapter(session, name).path for name in members]
+        if context.settings.training.hint_share and capability != DISTILLED:
+            hint = get_capability(session, context.cycle_id, MERGED if members else capability).description
     if not file.exists():
         publish_file(file, source_code)
     job = job_for(
@@ -248,12 +260,19 @@ def job_in(context: Context, run_id: str, capability: str, environment: str, dev
     )
     ids = {"cycle": context.cycle_id, "capability": capability, "environment": environment, "model": context.model.name}
     job = replace(job, tags=ids)
+    if capability == MIXTURE:
+        job = replace(job, iterations=job.iterations * len(members))
+    elif capability == DISTILLED:
+        job = replace(job, teachers=folders, kl=0.0)
     return with_user(context, job, context.settings.sandbox.call_seconds) if asks_for_model(source_code) else job
 
 
 def _begin(context: Context, job: TrainingJob, environment: str) -> None:
     config = context.settings.training.model_dump() | {"seeds": list(TRAINING_SEEDS), "threads": job.threads}
     config |= {"device": job.device}
+    if job.capability in TRAININGS:
+        with context.read_session() as session:
+            config |= {"members": members_of(session, context.cycle_id, environment)}
     started = context.now()
     run = TrainingRun(
         id=job.run_id,
@@ -318,7 +337,8 @@ def _end(
 
 def _publish(context: Context, job: TrainingJob, environment: str) -> str:
     record_base(job.adapter, context.model, context.data_dir)
-    published = publish(job.adapter, context.data_dir / "adapters", job.capability, origin=job.run_id)
+    capability = MERGED if job.capability in TRAININGS else job.capability
+    published = publish(job.adapter, context.data_dir / "adapters", capability, origin=job.run_id)
     # The row must not outlive the folder of all versions, which may be new.
     flush(context.data_dir)
     version = AdapterVersion(

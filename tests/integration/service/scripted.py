@@ -129,7 +129,7 @@ class Scripted:
             raise CapabilityError(f"the gate of {adapter} answered {answer.value}")
         return True
 
-    def _compose(self, cycle_id: str, adapters: list[str]) -> list[str]:
+    def _compose(self, cycle_id: str, adapters: list[str], joint_versions: list[str]) -> list[str]:
         return []
 
     def _evaluate(self, cycle_id: str, adapters: list[str]) -> None:

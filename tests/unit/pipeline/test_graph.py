@@ -55,6 +55,7 @@ class Script:
     failing: dict[str, str] = field(default_factory=dict)  # capability -> stage that raises CapabilityError
     gates: dict[str, bool] = field(default_factory=dict)  # adapter -> passes
     decisions: dict[str, bool] = field(default_factory=dict)  # adapter -> approved
+    joint_trainings: list[str] = field(default_factory=list)  # for several capabilities
     merged: list[str] = field(default_factory=list)  # the version that the composition merges
     requested_rounds: dict[str, int] = field(default_factory=dict)  # adapter -> the look that somebody wants
     prompts: dict[str, str] | None = None  # tried first: capability -> why no adapter is trained
@@ -144,9 +145,12 @@ class Script:
             await self.heavy("optimize-prompt", capability)
             return (self.prompts or {}).get(capability, "")
 
-        async def compose(cycle: str, adapters: list[str]) -> list[str]:
-            await self.hit("compose")
-            return list(self.merged) if adapters else []
+        async def mixture(cycle: str, adapters: list[str]) -> list[list[str]]:
+            return [[name, "mixed-environment"] for name in self.joint_trainings] if adapters else []
+
+        async def compose(cycle: str, adapters: list[str], joint_versions: list[str]) -> list[str]:
+            await self.hit("compose", " ".join(joint_versions))
+            return [*self.merged, *joint_versions] if adapters else []
 
         return Stages(
             collect,
@@ -155,6 +159,7 @@ class Script:
             admit,
             train,
             gate,
+            mixture,
             compose,
             waiting,
             promote,
@@ -343,6 +348,16 @@ def test_a_merged_adapter_is_decided_like_the_others(tmp_path: Path) -> None:
     script.decisions["merged@v1"] = True
     assert run(script, tmp_path).state["promoted"] == ["alpha@v1", "beta@v1", "merged@v1"]
     assert script.calls.count("compose") == 1
+
+
+def test_adapters_for_several_capabilities_are_trained_before_the_composition(tmp_path: Path) -> None:
+    script = Script(joint_trainings=["mixture", "distilled"], failing={"mixture": "train"}, cut_at="train distilled")
+    with pytest.raises(PowerCut):
+        run(script, tmp_path)
+    assert run(script, tmp_path).waiting == ["alpha@v1", "beta@v1", "distilled@v1"]
+    assert script.dropped == {"mixture": "train: train of mixture failed"}
+    assert script.calls.count("train distilled") == 2
+    assert script.calls.count("compose distilled@v1") == 1
 
 
 def test_a_failed_gate_never_waits_for_approval(tmp_path: Path) -> None:
