@@ -218,7 +218,7 @@ class PromotionFollower:
                 if capability in versions or capability in paused or capability == MERGED
             } - set(live_names)
             composition = serving_composition(self._choices(session), live_names)
-            members = records if composition is None else composition.models
+            members = records if composition is None else composition.routed
             routes = {name: adapter_route(session, name) for name in members if name not in challengers}
             superseded = self._superseded(session, {*records, *quarantined}, self.pool.max_adapters - len(records))
             cycles = cycles_with_adapters(session)

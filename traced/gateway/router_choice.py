@@ -9,7 +9,7 @@ has the same for the state of the moment, for ``/ready``.
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from sandbox.contract import Message, Task
 from traced.gateway.engines import Pool, Replica
@@ -121,6 +121,9 @@ class RouterChoice:
         if failures and failures != self._failures:
             log.warning("routing fell back to %s: %s", decision.router or BASE, failures)
         self._failures = failures
+        default = composition.default if composition is not None else ""
+        if default and decision.model == BASE and self.pool.serves(default):
+            return replace(decision, model=default)
         return decision
 
     def status(self) -> dict[str, object]:

@@ -13,9 +13,10 @@ which no candidate was trained. Gate and test seeds decide nothing here.
 
 import asyncio
 import hashlib
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,7 @@ from traced.pipeline.mixture import members_and_live
 from traced.pipeline.routers import routers
 from traced.rollouts.episodes import EpisodeJob
 from traced.routing.composition import (
+    BASE,
     Candidate,
     Choice,
     Composition,
@@ -88,6 +90,7 @@ async def composition_policy(
         lambda model: engine.policy(model, temperature, tokens),
         routers_by_name[composition.router],
         turn_margin=margin,
+        default=composition.default or BASE,
     )
 
 
@@ -115,6 +118,7 @@ async def compose(context: Context, adapters: Sequence[str], joint_versions: Seq
     with context.stage(COMPOSE, "Compare compositions", total=total) as stage:
         ranking = await _ranking(contest, stage)
         ranking, merged = await _with_gated_version(contest, ranking)
+        ranking = await _with_router_before(contest, ranking, merged, stage)
         choice = await _against_live(contest, ranking, live, stage)
         with context.write_session() as session:
             save_composition(session, context.cycle_id, as_json(choice), at=context.now())
@@ -131,27 +135,32 @@ def validation_jobs(context: Context) -> list[EpisodeJob]:
 
 
 async def _ranking(contest: Field, stage: RunningStage) -> list[Candidate]:
-    context = contest.context
-    temperature = context.settings.engine.temperature
-
     async def play(composition: Composition, jobs: Sequence[EpisodeJob]) -> tuple[int, int]:
-        # The base model's own episodes on the train split are the collected ones.
-        name = f"validation {composition.name} {_digest(composition)}"
-        async with _loaded_merge(contest, composition), context.target_source() as source:
-            trajectories = await episodes(
-                context,
-                source,
-                jobs,
-                await composition_policy(context, composition, contest.routers, temperature),
-                model=name,
-                temperature=temperature,
-                tokens=False,
-                tick=lambda _: stage.advance(figure=composition.name),
-            )
-        outcomes = [trajectory.outcome for trajectory in trajectories if trajectory.outcome.is_judged]
-        return len(outcomes), sum(outcome is Outcome.SUCCESS for outcome in outcomes)
+        return await _validated(contest, composition, jobs, lambda: stage.advance(figure=composition.name))
 
-    return await rank(contest.candidates(), validation_jobs(context), play)
+    return await rank(contest.candidates(), validation_jobs(contest.context), play)
+
+
+async def _validated(
+    contest: Field, composition: Composition, jobs: Sequence[EpisodeJob], tick: Callable[[], None]
+) -> tuple[int, int]:
+    """Return how many of these episodes of a composition were judged, and how many of them succeeded."""
+    context, temperature = contest.context, contest.context.settings.engine.temperature
+    # The base model's own episodes on the train split are the collected ones.
+    name = f"validation {composition.name} {_digest(composition)}"
+    async with _loaded_merge(contest, composition), context.target_source() as source:
+        trajectories = await episodes(
+            context,
+            source,
+            jobs,
+            await composition_policy(context, composition, contest.routers, temperature),
+            model=name,
+            temperature=temperature,
+            tokens=False,
+            tick=lambda _: tick(),
+        )
+    outcomes = [trajectory.outcome for trajectory in trajectories if trajectory.outcome.is_judged]
+    return len(outcomes), sum(outcome is Outcome.SUCCESS for outcome in outcomes)
 
 
 @asynccontextmanager
@@ -195,6 +204,28 @@ async def _with_gated_version(contest: Field, ranking: list[Candidate]) -> tuple
         return unmerged, ""
     best = Candidate(Composition((version,)), ranking[0].tasks, ranking[0].successes)
     return [best, *unmerged], version
+
+
+async def _with_router_before(
+    contest: Field, ranking: list[Candidate], merged: str, stage: RunningStage
+) -> list[Candidate]:
+    """Return the ranking with the routers over single adapters that leave the rest to the merged version.
+
+    They are compared only if that version is the best candidate, on all tasks that it has played.
+    """
+    if not merged or "router" not in contest.context.settings.composition.candidates:
+        return ranking
+    models = (*contest.members, merged)
+    names = [name for name, router in contest.routers.items() if router.name]
+    routers_before = []
+    for composition in [Composition(models, name, default=merged) for name in names]:
+        tasks, successes = await _validated(
+            contest, composition, validation_jobs(contest.context), partial(stage.advance, 0, composition.name)
+        )
+        routers_before.append(Candidate(composition, tasks, successes))
+    # Of equal ones the merged version alone is cheaper to serve.
+    head = sorted([ranking[0], *routers_before], key=lambda candidate: -candidate.success)
+    return [*head, *ranking[1:]]
 
 
 async def _against_live(

@@ -145,7 +145,7 @@ async def _router_on_test(context: Context, source: EpisodeSource, adapters: Seq
     if composition is not None and not composition.router:
         await on_test(context, source, ROUTED, await composition_policy(context, composition, {}, temperature))
         return
-    routers_by_name = await routers(context, adapters if composition is None else composition.models)
+    routers_by_name = await routers(context, adapters if composition is None else composition.routed)
     serving = next(iter(routers_by_name))
     if composition is not None and composition.router in routers_by_name:
         serving = composition.router

@@ -1,7 +1,8 @@
 """Compositions: the ways in which adapters can answer together, and which of them serves.
 
 A composition is a router over some adapters, decided per conversation or per turn of the user, or one adapter (a merged
-one is an adapter like any other) that answers everything. A cycle compares the candidates on the target and stores
+one is an adapter like any other) that answers everything. Both together are a router whose conversations of the base
+model go to a merged adapter. A cycle compares the candidates on the target and stores
 them, best first. A stored choice serves while it passed its gate and has considered every version that is live: its
 first candidate whose versions are all live. Otherwise a router chooses among all live versions, as without a choice.
 """
@@ -35,11 +36,18 @@ class Composition:
         models: The adapter versions that take part; none: the base model answers everything.
         router: The name of the router that chooses among them and the base model; "": the only one answers everything.
         by_turn: Whether each message of the user is routed again.
+        default: The one of ``models`` that answers where the router chooses the base model; "": the base model.
     """
 
     models: tuple[str, ...] = ()
     router: str = ""
     by_turn: bool = False
+    default: str = ""
+
+    @property
+    def routed(self) -> tuple[str, ...]:
+        """Return the versions that the router chooses among."""
+        return tuple(name for name in self.models if name != self.default)
 
     @property
     def model(self) -> str:
@@ -49,7 +57,8 @@ class Composition:
     @property
     def name(self) -> str:
         """Return the composition in words; those over the same adapters have different names."""
-        return self.model or f"router by {self.router}{', per turn' if self.by_turn else ''}"
+        default = f", else {self.default}" if self.default else ""
+        return self.model or f"router by {self.router}{', per turn' if self.by_turn else ''}{default}"
 
 
 @dataclass(frozen=True)
@@ -165,5 +174,6 @@ def read_choices(documents: Iterable[str]) -> list[Choice]:
 def _candidate(values: dict[str, Any]) -> Candidate:
     composition = values["composition"]
     models: Sequence[str] = composition["models"]
-    members = Composition(tuple(models), composition["router"], composition["by_turn"])
+    default = composition.get("default", "")  # compositions of earlier releases have none
+    members = Composition(tuple(models), composition["router"], composition["by_turn"], default)
     return Candidate(members, int(values["tasks"]), int(values["successes"]))

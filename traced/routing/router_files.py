@@ -78,7 +78,7 @@ def describe_router(
         return f"the composition of its cycle: {composition.model} answers every conversation"
     by_turn = "; each message of the user is routed" if composition is not None and composition.by_turn else ""
     if composition is not None:
-        live, by_labels = list(composition.models), composition.router == BY_LABELS
+        live, by_labels = list(composition.routed), composition.router == BY_LABELS
         if by_labels:
             return f"label tokens, by the composition of its cycle{by_turn}"
     if by_labels:

@@ -145,13 +145,22 @@ def takes_over(decision: RoutingDecision, current: str, margin: float) -> bool:
 class RoutedPolicy:
     """A rollout policy over the base model and its adapters; a conversation's first completion routes it.
 
-    With a ``turn_margin`` each further message of the user is routed as well, by itself (``takes_over``).
+    With a ``turn_margin`` each further message of the user is routed as well, by itself (``takes_over``). ``default``
+    answers what the router leaves to the base model.
     """
 
-    def __init__(self, policy_of: Callable[[str], Policy], router: Router, *, turn_margin: float | None = None) -> None:
+    def __init__(
+        self,
+        policy_of: Callable[[str], Policy],
+        router: Router,
+        *,
+        turn_margin: float | None = None,
+        default: str = BASE,
+    ) -> None:
         self.policy_of = policy_of  # the policy of a model by its name
         self.router = router
         self.turn_margin = turn_margin
+        self.default = default
         self._choices: OrderedDict[str, asyncio.Task[RoutingDecision]] = OrderedDict()
 
     async def complete(self, messages: list[Message], tools: list[Tool], *, seed: int) -> Completion:
@@ -177,7 +186,7 @@ class RoutedPolicy:
         decision = await asyncio.shield(self._choices[key])
         if decision.failed:
             self._choices.pop(key, None)
-        return decision
+        return replace(decision, model=self.default) if decision.model == BASE else decision
 
 
 def later_turns(messages: Sequence[Message]) -> list[list[Message]]:

@@ -246,6 +246,18 @@ async def test_a_composition_serves_while_its_versions_are_live(store: Engine, t
     assert follower.live.current_model(MERGED, lambda name: False) == "base"
 
 
+async def test_the_router_does_not_choose_the_version_that_has_the_rest(store: Engine, tmp_path: Path) -> None:
+    save_merged(store)
+    composition = Composition((DATES, TOOLS, MERGED), "labels", default=MERGED)
+    save_choice(store, composition)
+    for name in (DATES, TOOLS, MERGED):
+        promote(store, name)
+    follower = PromotionFollower(store, Pool([], 8), tmp_path, lambda: chain.later(80), 3600.0)
+    await follower.refresh()
+    assert (follower.live.composition, set(follower.live.routes)) == (composition, {DATES, TOOLS})
+    assert set(follower.live.paths) == {DATES, TOOLS, MERGED}
+
+
 async def test_a_merged_version_is_tried_on_all_conversations(store: Engine, tmp_path: Path) -> None:
     save_merged(store)
     promote(store, DATES)

@@ -112,6 +112,23 @@ async def test_a_composition_of_one_model_asks_no_router() -> None:
     assert (decision.model, decision.failed, decision.reason) == ("base", True, f"no engine has loaded {DATES}")
 
 
+async def test_what_the_router_leaves_to_the_base_model_goes_to_the_merged_version(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def base_is_likelier(self: Engine, *args: Any) -> dict[str, float]:
+        return {"A": -3.0, "B": -0.1}
+
+    monkeypatch.setattr(Engine, "label_logprobs", base_is_likelier)
+    routers = choice(None)
+    routers.pool.replicas[0].preflight = WITHOUT_EMBEDDINGS
+    live = replace(routers.live(), composition=Composition((DATES, "merged@v1"), "labels", default="merged@v1"))
+    models = []
+    for loaded in ({DATES}, {DATES, "merged@v1"}):
+        routers.pool.replicas[0].loaded = loaded
+        models.append((await routers.choose("c-1", USER, live)).model)
+    assert models == ["base", "merged@v1"]
+
+
 @pytest.mark.parametrize(("router", "setting"), [("labels", False), ("hidden-state", True)])
 async def test_the_router_of_a_composition_comes_before_the_setting(router: str, setting: bool) -> None:
     routers = choice(WITH_EMBEDDINGS)

@@ -80,6 +80,21 @@ def test_a_damaged_choice_is_an_error_that_says_so(document: str) -> None:
         read_choice(document)
 
 
+def test_a_composition_of_an_earlier_release_leaves_the_rest_to_the_base_model() -> None:
+    document = as_json(MERGED_FIRST).replace(', "default": ""', "")
+    assert "default" not in document
+    assert read_choice(document) == MERGED_FIRST
+
+
+def test_a_router_may_leave_the_rest_to_a_merged_version() -> None:
+    composition = Composition((A, B, "merged@v1"), "labels", default="merged@v1")
+    assert (composition.name, composition.model) == ("router by labels, else merged@v1", "")
+    assert (composition.routed, ROUTER.routed) == ((A, B), ROUTER.models)
+    selected = choice(composition, Composition((A,)))
+    assert read_choice(as_json(selected)) == selected
+    assert selected.serving([A, B]) == Composition((A,))
+
+
 def test_names_and_models() -> None:
     assert (Composition().model, Composition().name) == ("base", "base")
     assert (Composition((A,)).model, Composition((A,)).name) == (A, A)

@@ -88,6 +88,21 @@ async def test_a_turn_that_no_router_decides_moves_nothing() -> None:
     assert recorder.models == ["a"]
 
 
+async def test_what_the_router_leaves_to_the_base_model_has_a_default() -> None:
+    class ToBase:
+        name = "to base"
+
+        async def choose(self, task: Task) -> RoutingDecision:
+            return RoutingDecision("base", {}, 0.0)
+
+    recorder = Recorder()
+    policy = RoutedPolicy(recorder.policy_of, ToBase(), default="merged@v1")
+    await policy.complete(CONVERSATION[:2], [], seed=0)
+    await RoutedPolicy(recorder.policy_of, ByWord(), default="merged@v1").complete(CONVERSATION[:2], [], seed=0)
+    assert recorder.models == ["merged@v1", "a"]
+    assert (await policy.route(CONVERSATION[:2])).model == "merged@v1"
+
+
 def test_a_model_without_a_log_prob_is_not_compared() -> None:
     decision = RoutingDecision("b", {"b": -0.1, "a": -0.2}, 0.0)
     assert takes_over(decision, "a", 0.1)
