@@ -89,6 +89,11 @@ VERBS = {
     "evaluate": Verb(
         "stages", "evaluate", "Run the gate of each trained adapter: compare it with the base model on the same seeds."
     ),
+    "compose": Verb(
+        "composition",
+        "compose",
+        "Compare the ways in which the adapters that passed their gate can answer together, and store the best one.",
+    ),
     "approve": Verb(
         "decisions",
         "approve",

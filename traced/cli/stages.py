@@ -213,7 +213,9 @@ def evaluate(
         result = await gate(context, adapter)
         return {"capability": capability, "gate": result, "summary": f"{adapter} passed: {figures_of(result)}"}
 
-    _on_capabilities(settings, Step("gates", "trained", work, "traced approve ADAPTER"), capabilities, as_json)
+    _on_capabilities(
+        settings, Step("gates", "trained", work, "traced compose, or traced approve ADAPTER"), capabilities, as_json
+    )
 
 
 def _evaluate_base(settings: Settings, as_json: bool) -> None:
