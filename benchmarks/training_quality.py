@@ -9,9 +9,9 @@ each training play greedily, the last one and the best one by validation: 200 se
 200 of the target's train split. The test split is not used. Everything is kept in DIR, and a run that was stopped goes
 on.
 
-For each variant: success of both policies in the environment and on the target, mean and range over the trainings; the
-mean validation success by iteration; how many trainings ended without a gradient in their last three iterations while
-episodes failed.
+For each variant, for all capabilities and for each: success of both policies in the environment and on the target, mean
+and range over the trainings; the mean validation success by iteration; the mean share of mixed groups; iterations
+without a gradient while episodes failed; how many trainings ended with three of them.
 
 Aims: the best policy is not below the last one in its environment, in the mean of each variant, and no training of the
 variants in ``WITH_GRADIENT`` ends without a gradient. Exit code 1 when one is missed. Hours on two cores.
@@ -61,8 +61,10 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "hints": {"hint_share": 0.25},
     "slow": {"lr": 1e-3},
     "warm": {"temperature": 1.2},
+    "open-recover": {"open_share": 0.5, "recoveries": 2, "recovery_temperature": 1.2},
+    "open-slow": {"open_share": 0.5, "recoveries": 2, "recovery_temperature": 1.2, "lr": 1e-3},
 }
-WITH_GRADIENT = ("recover",)  # variants that answer a loss of the gradient
+WITH_GRADIENT = ("recover", "open-recover", "open-slow")  # variants that answer a loss of the gradient
 PLACES = ("last_environment", "best_environment", "last_target", "best_target")
 EPISODES = 200
 LAST = 3  # iterations without a gradient
@@ -136,7 +138,7 @@ async def train_variant(context: Context, capability: str, environment: str, var
     out = context.data_dir / "variants" / variant / capability
     result_file = out / "figures.json"
     if result_file.exists():
-        return dict(json.loads(result_file.read_text()))
+        return json.loads(result_file.read_text()) | ending(read_metrics(out / "metrics.jsonl"))
     job = job_in(context, f"{context.cycle_id}/{capability}/{variant}", capability, environment, ON_CPU)
     job = replace(job, out_dir=str(out), threads=context.settings.threads)
     job = replace(job, validate_every=VALIDATE_EVERY, **VARIANTS[variant])
@@ -178,11 +180,16 @@ async def success(context: Context, name: str, adapter: Path, environment: str) 
 
 
 def ending(rows: Sequence[Metrics]) -> dict[str, Any]:
-    """Return whether the last iterations had no gradient while episodes failed, and the validation by iteration."""
+    """Return the figures of a training's iterations, its end, and its validation by iteration."""
     last = rows[-LAST:]
     has_none = len(last) == LAST and all(row["trajectories_kept"] == 0 for row in last)
     curve = {int(row["validation_policy"]): row["validation_success"] for row in rows if "validation_policy" in row}
-    return {"no_gradient": has_none and any(row["success"] < 1 for row in last), "curve": curve}
+    return {
+        "no_gradient": has_none and any(row["success"] < 1 for row in last),
+        "iterations_without_gradient": sum(row["trajectories_kept"] == 0 and row["success"] < 1 for row in rows),
+        "mixed_groups": statistics.mean(row["mixed_groups"] for row in rows) if rows else 0.0,
+        "curve": curve,
+    }
 
 
 def summary(rows: Sequence[Mapping[str, Any]], variants: Sequence[str]) -> dict[str, Any]:
@@ -190,15 +197,11 @@ def summary(rows: Sequence[Mapping[str, Any]], variants: Sequence[str]) -> dict[
     by_variant: dict[str, Any] = {}
     for variant in variants:
         variant_rows = [row for row in rows if row["variant"] == variant]
-        curves: dict[int, list[float]] = defaultdict(list)
-        for row in variant_rows:
-            for policy, value in row["curve"].items():
-                curves[int(policy)].append(value)
-        by_variant[variant] = {
-            "trainings": len(variant_rows),
-            **{key: spread([row[key] for row in variant_rows]) for key in PLACES},
-            "no_gradient": sum(row["no_gradient"] for row in variant_rows),
-            "validation": {policy: statistics.mean(values) for policy, values in sorted(curves.items())},
+        capabilities = sorted({row["capability"] for row in variant_rows})
+        by_variant[variant] = figures_of(variant_rows) | {
+            "capabilities": {
+                name: figures_of([row for row in variant_rows if row["capability"] == name]) for name in capabilities
+            }
         }
     aims = {"best_not_below_last": 0.0, "no_gradient": 0}
     means = [{key: figures[key].get("mean", 0.0) for key in PLACES} for figures in by_variant.values()]
@@ -206,6 +209,21 @@ def summary(rows: Sequence[Mapping[str, Any]], variants: Sequence[str]) -> dict[
     meets = meets and all(row["best_environment"] >= row["last_environment"] for row in means)
     meets = meets and all(by_variant[name]["no_gradient"] == 0 for name in WITH_GRADIENT if name in by_variant)
     return {"rows": list(rows), "variants": by_variant, "aims": aims, "meets": meets}
+
+
+def figures_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the figures of some trainings together."""
+    curves: dict[int, list[float]] = defaultdict(list)
+    for row in rows:
+        for policy, value in row["curve"].items():
+            curves[int(policy)].append(value)
+    return {
+        "trainings": len(rows),
+        **{key: spread([row[key] for row in rows]) for key in (*PLACES, "mixed_groups")},
+        "iterations_without_gradient": sum(row["iterations_without_gradient"] for row in rows),
+        "no_gradient": sum(row["no_gradient"] for row in rows),
+        "validation": {policy: statistics.mean(values) for policy, values in sorted(curves.items())},
+    }
 
 
 def spread(values: Sequence[float]) -> dict[str, Any]:

@@ -7,9 +7,12 @@ import pytest
 from benchmarks.training_quality import ending, summary
 
 
-def row(variant: str, last: float, best: float, no_gradient: bool = False) -> dict[str, Any]:
+def row(variant: str, last: float, best: float, no_gradient: bool = False, capability: str = "dates") -> dict[str, Any]:
     return {
         "variant": variant,
+        "capability": capability,
+        "mixed_groups": 0.5,
+        "iterations_without_gradient": 2,
         "last_environment": last,
         "best_environment": best,
         "last_target": 0.5,
@@ -20,7 +23,7 @@ def row(variant: str, last: float, best: float, no_gradient: bool = False) -> di
 
 
 def iteration(number: int, trajectories: int, success: float) -> dict[str, float]:
-    return {"iteration": number, "trajectories_kept": trajectories, "success": success}
+    return {"iteration": number, "trajectories_kept": trajectories, "success": success, "mixed_groups": 0.5}
 
 
 @pytest.mark.parametrize(
@@ -34,7 +37,13 @@ def iteration(number: int, trajectories: int, success: float) -> dict[str, float
 )
 def test_a_training_may_end_without_a_gradient(rows: list[tuple[int, float]], expected: bool) -> None:
     metrics = [iteration(number, *values) for number, values in enumerate(rows, 1)]
-    assert ending(metrics) == {"no_gradient": expected, "curve": {}}
+    count = sum(trajectories == 0 and success < 1 for trajectories, success in rows)
+    assert ending(metrics) == {
+        "no_gradient": expected,
+        "iterations_without_gradient": count,
+        "mixed_groups": 0.5,
+        "curve": {},
+    }
 
 
 def test_the_validation_is_by_policy() -> None:
@@ -58,6 +67,10 @@ def test_the_best_is_compared_with_the_last(rows: list[dict[str, Any]], meets: b
 
 
 def test_figures_are_means_over_the_trainings() -> None:
-    figures = summary([row("fresh", 0.6, 0.6), row("fresh", 0.8, 0.8)], ["fresh"])["variants"]["fresh"]
+    rows = [row("fresh", 0.6, 0.6), row("fresh", 0.8, 0.8, capability="tools")]
+    figures = summary(rows, ["fresh"])["variants"]["fresh"]
     assert figures["last_environment"] == {"mean": pytest.approx(0.7), "range": [0.6, 0.8]}
     assert figures["validation"] == {5: pytest.approx(0.7)}
+    assert figures["iterations_without_gradient"] == 4
+    assert {name: part["trainings"] for name, part in figures["capabilities"].items()} == {"dates": 1, "tools": 1}
+    assert figures["capabilities"]["tools"]["best_environment"]["mean"] == 0.8
