@@ -33,6 +33,7 @@ from typing import Any
 
 from rich.console import Console
 
+from store.repositories.capabilities import get_capability
 from store.repositories.cycles import list_cycles
 from store.repositories.environments import get_environment
 from traced.cli.current_cycle import admitted_environments
@@ -52,6 +53,8 @@ from traced.training.process import train
 from traced.training.trainer import newest_checkpoint
 
 VALIDATE_EVERY = 5
+# The trainings of all variants begin without any measure, whatever the defaults of the settings are.
+NO_MEASURE = {"open_share": 0.0, "recoveries": 0, "kl": 0.0, "entropy_bonus": 0.0, "hint_share": 0.0}
 VARIANTS: dict[str, dict[str, Any]] = {
     "fresh": {},
     "open": {"open_share": 0.5},
@@ -141,7 +144,10 @@ async def train_variant(context: Context, capability: str, environment: str, var
         return json.loads(result_file.read_text()) | ending(read_metrics(out / "metrics.jsonl"))
     job = job_in(context, f"{context.cycle_id}/{capability}/{variant}", capability, environment, ON_CPU)
     job = replace(job, out_dir=str(out), threads=context.settings.threads)
-    job = replace(job, validate_every=VALIDATE_EVERY, **VARIANTS[variant])
+    with context.read_session() as session:
+        description = get_capability(session, context.cycle_id, capability).description
+    changes = NO_MEASURE | VARIANTS[variant]
+    job = replace(job, validate_every=VALIDATE_EVERY, hint=description if changes["hint_share"] else "", **changes)
     result = await train(job, lambda _: None, store_variables(context))
     best = await success(context, f"{variant}-{capability}", job.adapter, environment)
     last = best

@@ -67,6 +67,7 @@ SETTINGS: dict[str, Any] = {
     "training.iterations": 2,
     "training.groups": 6,
     "training.rollouts": 4,
+    "training.validate_every": 0,  # no update changes this agent
     "prompting.minibatch": 3,
     "prompting.validation": 6,
     "gate.seeds": SEEDS,

@@ -229,6 +229,14 @@ def test_a_cycle_stored_before_a_key_existed_is_that_of_the_same_settings() -> N
         assert with_defaults(earlier) == config
 
 
+def test_a_training_that_began_without_a_measure_is_not_that_of_today() -> None:
+    config = configuration(load_settings())
+    training = {key: value for key, value in config["training"].items() if key != "validate_every"}
+    earlier = with_defaults({**config, "training": training})
+    assert earlier == configuration(load_settings(overrides={"training.validate_every": 0}))
+    assert earlier != config
+
+
 def test_a_cycle_stored_before_a_key_was_renamed_is_that_of_the_same_settings() -> None:
     config = configuration(load_settings(overrides={"gate.regression_margin": 0.07}))
     gate = {key: value for key, value in config["gate"].items() if key != "regression_margin"}

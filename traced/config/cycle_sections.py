@@ -135,7 +135,7 @@ class TrainingSection(Section):
         default=0, ge=0, le=1, description="iterations that the rollouts may be ahead of the update; 0: on-policy"
     )
     open_share: float = Field(
-        default=0.0, ge=0, lt=1, description="share of the seeds drawn again because their rewards have differed lately"
+        default=0.5, ge=0, lt=1, description="share of the seeds drawn again because their rewards have differed lately"
     )
     hint_share: float = Field(
         default=0.0,
@@ -145,15 +145,16 @@ class TrainingSection(Section):
         "update; a training on the target has none",
     )
     validate_every: int = Field(
-        default=0, ge=0, description="iterations between validations, whose best policy is published; 0: the last one"
+        default=5, ge=0, description="iterations between validations, whose best policy is published; 0: the last one"
     )
     validation_seeds: Positive = Field(
         default=32, description="seeds of a validation, played greedily; a fifth of the seeds at most, never trained on"
     )
     recoveries: int = Field(
-        default=0,
+        default=2,
         ge=0,
-        description="times that a training without a gradient may go back to its best validated policy; 0: it ends",
+        description="times that a training without a gradient may go back to its best validated policy; 0, or without "
+        "validation: it ends",
     )
     recovery_lr: float = Field(default=0.5, gt=0, le=1, description="factor of the learning rate for each of them")
     recovery_temperature: float = Field(

@@ -374,9 +374,14 @@ def start_overrides(settings: Settings) -> dict[str, Any]:
     return {f"target.{key}": value for key, value in values.items()}
 
 
+# What versions without a key did, where that is not its default. Trainings of such cycles go on as they began.
+BEFORE_THE_KEY = {"training": {"validate_every": 0, "open_share": 0.0, "recoveries": 0}}
+
+
 def with_defaults(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the configuration of a stored cycle, with defaults for keys that its version did not have."""
-    return _merge(_with_new_names(config), configuration(Settings.model_construct()))
+    """Return the configuration of a stored cycle, with what holds for keys that its version did not have."""
+    values = _merge(_with_new_names(config), BEFORE_THE_KEY)
+    return _merge(values, configuration(Settings.model_construct()))
 
 
 def _old_keys(config: Mapping[str, Any]) -> list[str]:

@@ -264,9 +264,6 @@ def _training(settings: Settings) -> Finding:
     if training.overlap and start.backend(settings) == "embedded":
         observed = "training.overlap = 1 needs an engine of its own, and the embedded engine samples in the trainer"
         return Finding(name, False, observed, 'training.overlap = 0, or engine.backend = "vllm"')
-    if training.recoveries and not training.validate_every:
-        observed = "training.recoveries needs validated policies that a training can go back to"
-        return Finding(name, False, observed, "training.validate_every = 5, or training.recoveries = 0")
     return Finding(name, True, f"up to {training.iterations} iterations of {rollouts} rollouts")
 
 

@@ -175,7 +175,8 @@ def job_for(
         hint_share=training.hint_share if hint else 0.0,
         validate_every=training.validate_every,
         validation_seeds=training.validation_seeds,
-        recoveries=training.recoveries,
+        # Without validated policies there is none to go back to.
+        recoveries=training.recoveries if training.validate_every else 0,
         recovery_lr=training.recovery_lr,
         recovery_temperature=training.recovery_temperature,
         validation_temperature=settings.engine.temperature,

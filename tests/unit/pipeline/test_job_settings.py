@@ -21,6 +21,7 @@ def test_what_a_gpu_needs_is_taken_from_the_settings(tmp_path: Path) -> None:
     values = {"processes": 2, "shard": True, "attention": "eager", "micro_batch_tokens": 99, "report_to": ["wandb"]}
     result = job(tmp_path, **values)
     assert {key: getattr(result, key) for key in values} == values
+    assert job(tmp_path, validate_every=0, recoveries=2).recoveries == 0
 
 
 def test_what_chooses_seeds_and_policy_is_taken_from_the_settings(tmp_path: Path) -> None:

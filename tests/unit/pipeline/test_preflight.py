@@ -97,7 +97,6 @@ def test_a_cycle_of_the_bundled_model_loads_no_model(monkeypatch: pytest.MonkeyP
         ({"training.shard": True}, "training.shard needs several", "training.processes = 2"),
         ({"training.shard": True, "training.processes": 2}, "needs all of it in the trainer", "training.shard = false"),
         ({"training.overlap": 1}, "training.overlap = 1 needs an engine of its own", "training.overlap = 0"),
-        ({"training.recoveries": 1}, "training.recoveries needs validated policies", "training.validate_every = 5"),
         ({"devices.train_on": "cuda"}, 'devices.train_on = "cuda", and this machine has no such GPU', '"auto"'),
         ({"devices.train_on": "GPU-7"}, "no such GPU (GPU-1)", '"auto"'),
         ({"engine.backend": "vllm", "engine.vllm_python": "/no/python"}, "/no/python", "engine.vllm_python"),
