@@ -23,7 +23,8 @@ from traced.pipeline.mixture import store_mixture
 from traced.registry.publication import publish
 from traced.routing.composition import MERGED
 from traced.routing.router_files import capability_of
-from traced.training.merging import MergeError, Method, merge
+from traced.training.errors import MergeError
+from traced.training.merging import Method, merge
 
 # Methods with scales; where none of them is right, the race drops them all.
 MERGES: tuple[tuple[Method, float], ...] = (

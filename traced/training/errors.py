@@ -9,6 +9,7 @@ TracedError
     ├── DeviceFull           one rollout does not fit into the memory of the device
     ├── EngineLost           no engine served the requests of an iteration, or loaded its adapter
     ├── WrongPolicy          rollouts were sampled from other weights than those of the trained adapter
+    ├── MergeError           adapters that cannot be merged
     ├── TrainingPaused       paused on request: the same command continues from the checkpoint
     └── TrainerDied          the training process ended without a result; carries its last log lines
 """
@@ -46,6 +47,10 @@ class EngineLost(TrainingError):
 
 class WrongPolicy(TrainingError):
     """Rollouts were, or would be, sampled from other weights than those of the trained adapter."""
+
+
+class MergeError(TrainingError):
+    """Adapters that cannot be merged."""
 
 
 class TrainingPaused(TrainingError):

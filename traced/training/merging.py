@@ -31,7 +31,7 @@ from torch import Tensor
 from traced.core.files import publish_folder
 from traced.core.seeds import derive_seed
 from traced.inference.adapter_base import FILE as BASE
-from traced.training.errors import TrainingError
+from traced.training.errors import MergeError
 
 Method = Literal["mean", "ties", "dare", "tsv"]
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
@@ -51,10 +51,6 @@ NEUTRAL |= {"qalora_group_size", "eva_config", "runtime_config"}
 UNSET: tuple[Any, ...] = (None, False, 0, "none", {}, [])
 # Other initialisations (PiSSA, OLoRA, CorDA, LoftQ ...) change the base as well when PEFT loads the adapter.
 INITIALISATIONS = (True, False, "gaussian", "eva", "orthogonal")
-
-
-class MergeError(TrainingError):
-    """Adapters that cannot be merged."""
 
 
 @dataclass(frozen=True)

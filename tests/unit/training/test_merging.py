@@ -14,8 +14,9 @@ from transformers import AutoModelForCausalLM
 from tests.unit.training import tiny
 from traced.inference.model_files import BUNDLED
 from traced.training.adapter_folder import save_adapter
+from traced.training.errors import MergeError
 from traced.training.lora import adapter_targets, folded_weights
-from traced.training.merging import DARE_DROP_RATE, METHODS, MergeError, Method, merge
+from traced.training.merging import DARE_DROP_RATE, METHODS, Method, merge
 
 torch.set_num_threads(1)
 WIDTHS = {"layers.0.q_proj": (24, 20), "layers.0.down_proj": (20, 40)}  # out, in
