@@ -50,6 +50,7 @@ SMALL: dict[str, Any] = {
     "training.iterations": 2,
     "training.groups": 6,
     "training.rollouts": 4,
+    "training.validate_every": 0,  # no update changes this agent
     "gate.seeds": SEEDS,
     "gate.max_rounds": 1,
     "gate.regression_margin": 0.4,  # so few seeds show no less
