@@ -42,7 +42,8 @@ def test_demo_runs_the_whole_cycle_and_leaves_its_evidence(traced: Traced, tmp_p
     report = result.json
     routed = any(adapter["promoted"] for adapter in report["adapters"])
     composed = ["over_best_single", "composition"] * routed
-    assert [key for key in report if key != "routing"] == KEYS + composed
+    validated = ["validation_episodes"] * bool(report["adapters"])
+    assert [key for key in report if key != "routing"] == KEYS + validated + composed
     if routed:
         candidates = report["composition"]["candidates"]
         assert {"base", *(adapter["name"] for adapter in report["adapters"] if adapter["promoted"])} & {
