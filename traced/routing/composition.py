@@ -92,8 +92,10 @@ class Choice:
 
     @property
     def has_passed(self) -> bool:
-        """Return whether the best candidate may replace what was live."""
-        return self.gate is not None and self.gate.answer is GateAnswer.PASS
+        """Return whether the best candidate may serve: it was live already, or it passed against what was live."""
+        if self.gate is None:
+            return bool(self.candidates[0].composition.models)
+        return self.gate.answer is GateAnswer.PASS
 
     def serving(self, live: Collection[str]) -> Composition | None:
         """Return what serves with these versions live; None if this choice does not decide that."""

@@ -53,7 +53,6 @@ def test_the_best_candidate_whose_versions_are_live_serves(live: list[str], expe
 @pytest.mark.parametrize("answer", [GateAnswer.FAIL, GateAnswer.INCONCLUSIVE])
 def test_a_choice_that_did_not_pass_serves_nothing(answer: GateAnswer) -> None:
     assert choice(ROUTER, answer=answer).serving([A, B]) is None
-    assert replace(choice(ROUTER), gate=None).serving([A, B]) is None
 
 
 def test_an_earlier_choice_serves_while_the_newest_does_not() -> None:
@@ -65,6 +64,12 @@ def test_an_earlier_choice_serves_while_the_newest_does_not() -> None:
 def test_the_base_model_alone_is_no_composition_that_serves() -> None:
     assert choice(Composition(), Composition((A,))).serving([A]) == Composition((A,))
     assert choice(Composition()).serving([A]) is None
+
+
+def test_what_was_live_already_and_is_best_again_goes_on_serving() -> None:
+    unchanged = replace(choice(Composition((A,)), ROUTER), gate=None)
+    assert unchanged.serving([A, B]) == Composition((A,))
+    assert replace(choice(Composition(), Composition((A,))), gate=None).serving([A]) is None
 
 
 def test_a_choice_is_read_as_it_was_written() -> None:
