@@ -16,10 +16,9 @@ range of stated over actual, and the share of lines that said "unknown".
 
 Aims, for each seed: at least two adapters pass, a gain of at least 15 points with an interval above 0; the median
 duration is at most 15 minutes (vLLM on a CPU: an hour; textworld:quest: 20 minutes; none under foreign load or with
-``--compare``). Over all
-seeds: precision and recall of the capabilities that were retained, against those planted in the bundled model, at least
-0.9; the adapters together are better than the best single one, with an interval above 0 on the pooled test tasks. Exit
-code 1 when one is missed.
+``--compare``). Over all seeds: precision and recall of the capabilities that were retained, against those planted in
+the bundled model, at least 0.9; the adapters together are better than the best single one, with an interval above 0 on
+the pooled test tasks. Exit code 1 when one is missed.
 """
 
 import argparse

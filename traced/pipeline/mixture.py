@@ -45,6 +45,8 @@ async def mixture(context: Context, adapters: Sequence[str]) -> list[tuple[str, 
     if DISTILLED in names and (reason := _undistillable(context, members)):
         context.progress.note(f"no adapter is distilled: {reason}")
         names.remove(DISTILLED)
+    if not names:
+        return []
     try:
         environment = await store_mixture(context, members)
     except CapabilityError as error:
