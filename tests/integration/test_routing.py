@@ -21,10 +21,12 @@ from store.database import open_store, write_session
 from store.records import AdapterVersion, Cycle, CycleState, EnvironmentRecord, RunState, StageState, TrainingRun
 from store.repositories import adapters, capabilities, cycles, environments
 from store.repositories import adapters as training
+from store.repositories.promotions import save_gate
+from store.repositories.routers import save_composition
 from store.repositories.serving import list_routing
 from store.repositories.trajectories import save_trajectories
 from store.types import Label, Trajectory, Verdict
-from tests.unit.store.chain import CAPABILITY, T0
+from tests.unit.store.chain import CAPABILITY, GATE, T0
 from traced.config.settings import load_settings
 from traced.core.progress import Progress
 from traced.core.resources import Meter
@@ -36,8 +38,10 @@ from traced.inference.model_files import BUNDLED, ModelFiles, load_model
 from traced.pipeline import routers as router_stage
 from traced.pipeline.context import Context, open_context
 from traced.pipeline.evaluate import ROUTE, evaluate
-from traced.pipeline.promote import PROMOTE
+from traced.pipeline.promote import PROMOTE, decide, promote
 from traced.pipeline.report import gather
+from traced.routing import composition
+from traced.routing.composition import Candidate, Choice, Composition
 from traced.routing.embeddings import EmbeddingSource
 from traced.routing.hidden_state import HiddenStateRouter, fit_classifier, read_classifier, routed_text
 from traced.routing.label_router import LabelRouter
@@ -204,6 +208,29 @@ async def test_a_second_cycles_router_includes_the_live_adapters_of_the_first(
     assert min(classifier.examples[name] for name in (DATES, ADAPTER)) >= len(router_stage.ROUTING_SEEDS)
     assert classifier.classes == [BASE, DATES, ADAPTER]
     assert find_router_file(tmp_path, [SECOND, CYCLE], [ADAPTER, DATES]) == classifier_file(tmp_path, SECOND)
+
+
+@pytest.mark.docker
+@pytest.mark.usefixtures("image")
+async def test_the_episodes_of_an_adapter_for_all_are_those_of_the_composition(tmp_path: Path) -> None:
+    save_cycle(tmp_path)
+    settings = load_settings(tmp_path, {"test.seeds": 6, "engine.threads": 1, "engine.start_timeout_s": 300})
+    alone = Candidate(Composition((ADAPTER,)), 100, 80)
+    async with open_context(settings, CYCLE, Progress(Console(file=io.StringIO())), Meter()) as context:
+        with context.write_session() as session:
+            document = composition.as_json(Choice((ADAPTER,), (alone, Candidate(Composition(), 100, 50)), BASE))
+            save_composition(session, CYCLE, document, at=T0)
+            save_gate(session, dataclasses.replace(GATE, adapter=ADAPTER), cycle_id=CYCLE, at=T0)
+        decide(context, ADAPTER, True, actor="a person")
+        assert await promote(context, [ADAPTER]) == [ADAPTER]
+        await evaluate(context, [ADAPTER])
+        figures = gather(context)
+        with context.read_session() as session:
+            stages = {event.stage for event in cycles.list_stage_events(session, CYCLE)}
+    assert f"evaluate {ROUTED}" not in stages
+    assert figures.rates[ROUTED].episodes == figures.rates[ADAPTER].episodes == 6
+    assert figures.rates[ROUTED].successes == figures.rates[ADAPTER].successes
+    assert figures.gain is not None
 
 
 @pytest.mark.docker

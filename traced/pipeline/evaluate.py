@@ -64,9 +64,14 @@ def expected_s(seeds: int, adapters: int) -> float:
 
 
 async def evaluate(context: Context, promoted_adapters: Sequence[str]) -> None:
-    """Play the test split with every policy; without adapters there is no router to evaluate."""
+    """Play the test split with every policy.
+
+    Where one adapter alone answers for all, its episodes are those of the composition too; see ``pipeline.report``.
+    """
     seeds, adapters = context.settings.test.seeds, routable_adapters(context, promoted_adapters)
-    for model in (BASE, *adapters, *([ROUTED] if adapters else [])):
+    composition = composition_of(context, adapters) if adapters else None
+    is_routed = bool(adapters) and (composition is None or bool(composition.router))
+    for model in (BASE, *adapters, *([ROUTED] if is_routed else [])):
         context.progress.plan(stage_of(model), test_title(model), EPISODE_S * seeds, EPISODES)
     async with context.target_source() as source:
         await _floor_on_test(context, source)
@@ -75,8 +80,8 @@ async def evaluate(context: Context, promoted_adapters: Sequence[str]) -> None:
             await serve_version(context, name)
             await _model_on_test(context, source, name)
             await check_version(context, name)
-        if adapters:
-            await _router_on_test(context, source, adapters)
+        if is_routed:
+            await _router_on_test(context, source, composition or Composition(tuple(adapters)))
 
 
 async def evaluate_base(context: Context) -> tuple[SelfCheck, list[Rate]]:
@@ -140,16 +145,10 @@ async def _model_on_test(context: Context, source: EpisodeSource, model: str) ->
     return await on_test(context, source, model, policy)
 
 
-async def _router_on_test(context: Context, source: EpisodeSource, adapters: Sequence[str]) -> None:
-    composition, temperature = composition_of(context, adapters), context.settings.engine.temperature
-    if composition is not None and not composition.router:
-        await on_test(context, source, ROUTED, await composition_policy(context, composition, {}, temperature))
-        return
-    routers_by_name = await routers(context, adapters if composition is None else composition.routed)
-    serving = next(iter(routers_by_name))
-    if composition is not None and composition.router in routers_by_name:
-        serving = composition.router
-    composition = composition or Composition(tuple(adapters))
+async def _router_on_test(context: Context, source: EpisodeSource, composition: Composition) -> None:
+    temperature = context.settings.engine.temperature
+    routers_by_name = await routers(context, composition.routed)
+    serving = composition.router if composition.router in routers_by_name else next(iter(routers_by_name))
     policy = await composition_policy(context, replace(composition, router=serving), routers_by_name, temperature)
     assert isinstance(policy, RoutedPolicy)
     trajectories = await on_test(context, source, ROUTED, policy)

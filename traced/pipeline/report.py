@@ -145,12 +145,20 @@ def _self_check(events: Sequence[StageEvent]) -> SelfCheck | None:
 
 
 def test_arms(context: Context) -> dict[str, list[Trajectory]]:
-    """Return the cycle's test episodes by policy."""
+    """Return the cycle's test episodes by policy.
+
+    Where one adapter answers for all, its episodes are those of the composition too.
+    """
     trajectory_filter = TrajectoryFilter(source=context.target.name, split="test", cycle_id=context.cycle_id)
     arms: dict[str, list[Trajectory]] = {}
     with context.read_session() as session:
         for trajectory in list_trajectories(session, trajectory_filter):
             arms.setdefault(trajectory.model, []).append(trajectory)
+        adapters = list_adapters(session, cycle_id=context.cycle_id)
+        promoted_adapters = [adapter.name for adapter in adapters if list_promotions(session, adapter.name)]
+    serving = composition_of(context, routable_adapters(context, promoted_adapters)) if promoted_adapters else None
+    if ROUTED not in arms and serving is not None and serving.model in arms:
+        arms[ROUTED] = arms[serving.model]
     return arms
 
 
