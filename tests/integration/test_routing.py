@@ -215,10 +215,10 @@ async def test_a_second_cycles_router_includes_the_live_adapters_of_the_first(
 async def test_the_episodes_of_an_adapter_for_all_are_those_of_the_composition(tmp_path: Path) -> None:
     save_cycle(tmp_path)
     settings = load_settings(tmp_path, {"test.seeds": 6, "engine.threads": 1, "engine.start_timeout_s": 300})
-    alone = Candidate(Composition((ADAPTER,)), 100, 80)
+    single = Candidate(Composition((ADAPTER,)), 100, 80)
     async with open_context(settings, CYCLE, Progress(Console(file=io.StringIO())), Meter()) as context:
         with context.write_session() as session:
-            document = composition.as_json(Choice((ADAPTER,), (alone, Candidate(Composition(), 100, 50)), BASE))
+            document = composition.as_json(Choice((ADAPTER,), (single, Candidate(Composition(), 100, 50)), BASE))
             save_composition(session, CYCLE, document, at=T0)
             save_gate(session, dataclasses.replace(GATE, adapter=ADAPTER), cycle_id=CYCLE, at=T0)
         decide(context, ADAPTER, True, actor="a person")

@@ -22,6 +22,7 @@ from typing import Any
 
 from store.repositories.routers import compositions, save_composition
 from store.types import Outcome, PairedDifference, Trajectory
+from traced.config.settings import Settings
 from traced.core.errors import CapabilityError
 from traced.evaluation.figures import percent, points
 from traced.evaluation.gate import judge_comparison
@@ -31,7 +32,7 @@ from traced.pipeline.adapter_files import serve_version
 from traced.pipeline.context import Context, RunningStage
 from traced.pipeline.episodes import episodes, model_policy, split_jobs
 from traced.pipeline.gate import gate, gate_temperature, policy_of, round_jobs
-from traced.pipeline.merged_version import merge_members, publish_merge
+from traced.pipeline.merged_version import MERGES, merge_members, publish_merge
 from traced.pipeline.mixture import members_and_live
 from traced.pipeline.routers import routers
 from traced.rollouts.episodes import EpisodeJob
@@ -49,6 +50,10 @@ from traced.routing.composition import (
 from traced.routing.routers import BY_LABELS, FallbackRouter, RoutedPolicy
 
 COMPOSE = "compose"
+COMPARISON = "Compare compositions"
+ROUTERS = 2  # routing methods
+# Measured on the bundled model with two cores; used for progress estimates only.
+EPISODE_S = 0.08
 
 
 @dataclass
@@ -94,6 +99,18 @@ async def composition_policy(
     )
 
 
+def expected_s(settings: Settings, adapters: int) -> float:
+    """Return the expected seconds of the comparison of compositions of this number of adapters."""
+    kinds, seeds = settings.composition.candidates, settings.composition.seeds
+    if not adapters or not seeds:
+        return 0.0
+    compositions = 1 + adapters * ("single" in kinds) + ROUTERS * (("router" in kinds) + ("turn" in kinds))
+    compositions += len(MERGES) * ("merged" in kinds and adapters > 1)
+    gated = 2 * settings.gate.seeds * settings.gate.trials
+    # The gate of a merged version is a stage of its own, but nobody knows before whether it takes place.
+    return EPISODE_S * (expected_episodes(compositions, seeds) + ROUTERS * seeds + 2 * gated)
+
+
 async def compose(context: Context, adapters: Sequence[str], joint_versions: Sequence[str] = ()) -> list[str]:
     """Store how the adapters answer together, and return the merged version that takes part, if any.
 
@@ -103,7 +120,7 @@ async def compose(context: Context, adapters: Sequence[str], joint_versions: Seq
     """
     if not adapters or not context.settings.composition.seeds:
         # Recorded too: a checkpoint that claims this stage is compared with the store.
-        with context.stage(COMPOSE, "Compare compositions") as stage:
+        with context.stage(COMPOSE, COMPARISON) as stage:
             stage.figure = "nothing to compare"
         return []
     members, live = members_and_live(context, adapters)
@@ -114,8 +131,11 @@ async def compose(context: Context, adapters: Sequence[str], joint_versions: Seq
         contest.routers = await routers(context, members)
     if "merged" in context.settings.composition.candidates and len(members) > 1:
         contest.merges = await asyncio.to_thread(merge_members, context, members)
-    total = expected_episodes(len(contest.candidates()), len(validation_jobs(context)))
-    with context.stage(COMPOSE, "Compare compositions", total=total) as stage:
+    jobs, gate_jobs = validation_jobs(context), round_jobs(context.target, 1, context.settings.gate)
+    # The best merge is also compared behind each router, and the best of all with what is live.
+    routers_before = len(contest.routers) if contest.merges or joint_versions else 0
+    total = expected_episodes(len(contest.candidates()), len(jobs)) + routers_before * len(jobs) + 2 * len(gate_jobs)
+    with context.stage(COMPOSE, COMPARISON, total=total) as stage:
         ranking = await _ranking(contest, stage)
         ranking, merged = await _with_gated_version(contest, ranking)
         ranking = await _with_router_before(contest, ranking, merged, stage)
@@ -220,7 +240,7 @@ async def _with_router_before(
     routers_before = []
     for composition in [Composition(models, name, default=merged) for name in names]:
         tasks, successes = await _validated(
-            contest, composition, validation_jobs(contest.context), partial(stage.advance, 0, composition.name)
+            contest, composition, validation_jobs(contest.context), partial(stage.advance, 1, composition.name)
         )
         routers_before.append(Candidate(composition, tasks, successes))
     # Of equal ones the merged version alone is cheaper to serve.
@@ -271,7 +291,7 @@ async def _on_gate_split(
             model=composition.model or f"composition {_digest(composition)}",
             temperature=temperature,
             tokens=False,
-            tick=lambda _: stage.advance(0, f"{composition.name} on gate seeds"),
+            tick=lambda _: stage.advance(1, f"{composition.name} on gate seeds"),
         )
 
 

@@ -12,6 +12,7 @@ from store.repositories.cycles import get_cycle, list_stage_events, set_cycle_st
 from traced.config.settings import Settings
 from traced.core.errors import CycleChanged
 from traced.evaluation.figures import ON_TARGET
+from traced.pipeline import compose
 from traced.pipeline.analyze import stored_findings
 from traced.pipeline.context import Context
 from traced.pipeline.evaluate import EPISODES, TRAINING, TYPICAL_CAPABILITIES, expected_s
@@ -123,6 +124,7 @@ def _announce(context: Context) -> None:
     plan("analyze", "Analyze successes against failures", EXPECTED_S["analyze"])
     capability_seconds = sum(_expected_of_capability(settings).values())
     plan(REST, "Environments, adapters and gates", TYPICAL_CAPABILITIES * capability_seconds)
+    _plan_composition(context, TYPICAL_CAPABILITIES)
     plan(TESTS, "Tests", expected_s(settings.test.seeds, TYPICAL_CAPABILITIES), EPISODES)
 
 
@@ -132,15 +134,22 @@ def _announce_capabilities(context: Context, capabilities: Sequence[str]) -> Non
     with context.read_session() as session:
         events = list_stage_events(session, context.cycle_id)
     ended_stages = {(event.stage, event.capability) for event in events if event.state is not StageState.STARTED}
-    context.progress.drop(REST)
-    context.progress.drop(TESTS)
+    for stage in (REST, compose.COMPOSE, TESTS):
+        context.progress.drop(stage)
     for capability in capabilities:
         for stage, seconds in _expected_of_capability(context.settings).items():
             if (stage, capability) not in ended_stages:
                 kind = KINDS.get(stage, "")
                 context.progress.plan(f"{stage} {capability}", f"{titles[stage]} {capability}", seconds, kind)
     if capabilities:
+        if (compose.COMPOSE, None) not in ended_stages:
+            _plan_composition(context, len(capabilities))
         context.progress.plan(TESTS, "Tests", expected_s(context.settings.test.seeds, len(capabilities)), EPISODES)
+
+
+def _plan_composition(context: Context, adapters: int) -> None:
+    if expected := compose.expected_s(context.settings, adapters):
+        context.progress.plan(compose.COMPOSE, compose.COMPARISON, expected, EPISODES)
 
 
 def _expected_of_capability(settings: Settings) -> dict[str, float]:

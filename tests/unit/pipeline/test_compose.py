@@ -1,10 +1,12 @@
 """Which compositions are compared after the best merge is known."""
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
+from traced.config.settings import load_settings
 from traced.pipeline import compose
 from traced.routing.composition import Candidate, Composition
 
@@ -44,3 +46,15 @@ async def test_routers_leave_the_rest_to_the_best_merge(monkeypatch: pytest.Monk
 async def test_without_a_merge_or_a_router_there_is_none_of_both(monkeypatch: pytest.MonkeyPatch) -> None:
     assert await ranked(monkeypatch, contest("router", "merged"), "") == [MERGED, A]
     assert await ranked(monkeypatch, contest("merged"), MERGED) == [MERGED, A]
+
+
+def test_the_expected_time_grows_with_what_is_compared(tmp_path: Path) -> None:
+    def expected(adapters: int, **composition: object) -> float:
+        values = {f"composition.{key}": value for key, value in composition.items()}
+        return compose.expected_s(load_settings(tmp_path, values), adapters)
+
+    assert expected(0) == expected(3, seeds=0) == 0.0
+    assert 0 < expected(1) < expected(2) < expected(3)
+    assert expected(3, candidates=["single"]) < expected(3, candidates=["single", "merged"]) < expected(3)
+    # One adapter cannot be merged.
+    assert expected(1, candidates=["single"]) == expected(1, candidates=["single", "merged"])
