@@ -32,7 +32,7 @@ from traced.pipeline.adapter_files import serve_version
 from traced.pipeline.context import Context, RunningStage
 from traced.pipeline.episodes import episodes, model_policy, split_jobs
 from traced.pipeline.gate import gate, gate_temperature, policy_of, round_jobs
-from traced.pipeline.merged_version import MERGES, merge_members, publish_merge
+from traced.pipeline.merged_version import RECIPES, merge_members, publish_merge, with_emphasis
 from traced.pipeline.mixture import members_and_live
 from traced.pipeline.routers import routers
 from traced.rollouts.episodes import EpisodeJob
@@ -105,10 +105,13 @@ def expected_s(settings: Settings, adapters: int) -> float:
     if not adapters or not seeds:
         return 0.0
     compositions = 1 + adapters * ("single" in kinds) + ROUTERS * (("router" in kinds) + ("turn" in kinds))
-    compositions += len(MERGES) * ("merged" in kinds and adapters > 1)
+    weighted = 0
+    if "merged" in kinds and adapters > 1:
+        compositions += len(RECIPES)
+        weighted = expected_episodes(adapters, seeds)
     gated = 2 * settings.gate.seeds * settings.gate.trials
     # The gate of a merged version is a stage of its own, but nobody knows before whether it takes place.
-    return EPISODE_S * (expected_episodes(compositions, seeds) + ROUTERS * seeds + 2 * gated)
+    return EPISODE_S * (expected_episodes(compositions, seeds) + weighted + ROUTERS * seeds + 2 * gated)
 
 
 async def compose(context: Context, adapters: Sequence[str], joint_versions: Sequence[str] = ()) -> list[str]:
@@ -132,11 +135,14 @@ async def compose(context: Context, adapters: Sequence[str], joint_versions: Seq
     if "merged" in context.settings.composition.candidates and len(members) > 1:
         contest.merges = await asyncio.to_thread(merge_members, context, members)
     jobs, gate_jobs = validation_jobs(context), round_jobs(context.target, 1, context.settings.gate)
-    # The best merge is also compared behind each router, and the best of all with what is live.
+    # The best merge is compared with weighted ones and behind each router, and the best of all with what is live.
     routers_before = len(contest.routers) if contest.merges or joint_versions else 0
-    total = expected_episodes(len(contest.candidates()), len(jobs)) + routers_before * len(jobs) + 2 * len(gate_jobs)
+    weighted = expected_episodes(len(members), len(jobs)) if contest.merges else 0
+    total = expected_episodes(len(contest.candidates()), len(jobs)) + weighted
+    total += routers_before * len(jobs) + 2 * len(gate_jobs)
     with context.stage(COMPOSE, COMPARISON, total=total) as stage:
-        ranking = await _ranking(contest, stage)
+        ranking = await _ranking(contest, contest.candidates(), stage)
+        ranking = await _with_weighted_merges(contest, ranking, stage)
         ranking, merged = await _with_gated_version(contest, ranking)
         ranking = await _with_router_before(contest, ranking, merged, stage)
         choice = await _against_live(contest, ranking, live, stage)
@@ -154,11 +160,23 @@ def validation_jobs(context: Context) -> list[EpisodeJob]:
     return split_jobs(context.target, "train", split[-context.settings.composition.seeds :])
 
 
-async def _ranking(contest: Field, stage: RunningStage) -> list[Candidate]:
+async def _ranking(contest: Field, compositions: Sequence[Composition], stage: RunningStage) -> list[Candidate]:
     async def play(composition: Composition, jobs: Sequence[EpisodeJob]) -> tuple[int, int]:
         return await _validated(contest, composition, jobs, lambda: stage.advance(figure=composition.name))
 
-    return await rank(contest.candidates(), validation_jobs(contest.context), play)
+    return await rank(compositions, validation_jobs(contest.context), play)
+
+
+async def _with_weighted_merges(contest: Field, ranking: list[Candidate], stage: RunningStage) -> list[Candidate]:
+    """Return the ranking with merges in which one member weighs more; they are compared if a merge is the best."""
+    best = ranking[0].composition
+    recipes = with_emphasis(best.model, contest.members)
+    if not recipes:
+        return ranking
+    weighted = await asyncio.to_thread(merge_members, contest.context, contest.members, recipes)
+    contest.merges = {**contest.merges, **weighted}
+    # The best one is not played twice: its episodes are stored.
+    return [*await _ranking(contest, [best, *(Composition((name,)) for name in weighted)], stage), *ranking[1:]]
 
 
 async def _validated(

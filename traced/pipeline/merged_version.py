@@ -6,6 +6,7 @@ A merged version has the links of any other: a capability (all of its members' t
 
 import hashlib
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from store.records import AdapterVersion, RunState, TrainingRun
@@ -26,43 +27,72 @@ from traced.routing.router_files import capability_of
 from traced.training.errors import MergeError
 from traced.training.merging import Method, merge
 
-# Methods with scales; where none of them is right, the race drops them all.
-MERGES: tuple[tuple[Method, float], ...] = (
-    ("mean", 1.0),
-    ("mean", 1.5),
-    ("ties", 0.5),
-    ("ties", 1.0),
-    ("dare", 1.0),
-    ("tsv", 0.5),
-    ("tsv", 1.0),
+HEAVY = 2.0  # the weight of an emphasised member; the others have 1, before all are scaled to a mean of 1
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How members are merged; ``emphasised`` is the one that weighs ``HEAVY`` times as much as each other."""
+
+    method: Method
+    scale: float
+    emphasised: str = ""
+
+    @property
+    def name(self) -> str:
+        """Return the recipe in words."""
+        emphasis = f", more of {self.emphasised}" if self.emphasised else ""
+        return f"{self.method} merge at scale {self.scale:g}{emphasis}"
+
+    def weights(self, members: Sequence[str]) -> list[float]:
+        """Return a weight for each member; their mean is 1."""
+        sizes = [HEAVY if name == self.emphasised else 1.0 for name in members]
+        return [size * len(sizes) / sum(sizes) for size in sizes]
+
+
+# Where none of them is right, the race drops them all.
+RECIPES: tuple[Recipe, ...] = (
+    Recipe("mean", 1.0),
+    Recipe("mean", 1.5),
+    Recipe("ties", 0.5),
+    Recipe("ties", 1.0),
+    Recipe("dare", 1.0),
+    Recipe("tsv", 0.5),
+    Recipe("tsv", 1.0),
 )
 
 
-def merge_members(context: Context, members: Sequence[str]) -> dict[str, Path]:
-    """Return the folder of each merged adapter of these versions by its name; none if they cannot be merged."""
+def merge_members(context: Context, members: Sequence[str], recipes: Sequence[Recipe] = RECIPES) -> dict[str, Path]:
+    """Return the folder of the merge of these versions by each recipe's name; none if they cannot be merged."""
     with context.read_session() as session:
         folders = [Path(get_adapter(session, name).path) for name in members]
     # Other members are other merges.
     digest = hashlib.sha256(" ".join(members).encode()).hexdigest()[:8]
     merges: dict[str, Path] = {}
-    for method, scale in MERGES:
-        name = f"{method} merge at scale {scale:g}"
-        folder = context.run_dir / "merges" / f"{method}-{scale:g}-{digest}"
+    for recipe in recipes:
+        emphasis = f"-{recipe.emphasised}" if recipe.emphasised else ""
+        folder = context.run_dir / "merges" / f"{recipe.method}-{recipe.scale:g}-{digest}{emphasis}"
         if not folder.exists():
             try:
                 merge(
                     folders,
                     folder,
-                    method,
-                    scale=scale,
+                    recipe.method,
+                    scale=recipe.scale,
+                    weights=recipe.weights(members),
                     max_rank=context.settings.training.lora_r,
                     seed=context.settings.seed,
                 )
             except MergeError as error:
                 context.progress.note(f"no merged adapter is compared: {error.message}")
                 return {}
-        merges[name] = folder
+        merges[recipe.name] = folder
     return merges
+
+
+def with_emphasis(name: str, members: Sequence[str]) -> list[Recipe]:
+    """Return the recipe of this name with each member emphasised in turn; none if no recipe has the name."""
+    return [replace(recipe, emphasised=member) for recipe in RECIPES if recipe.name == name for member in members]
 
 
 async def publish_merge(context: Context, members: Sequence[str], method: str, folder: Path) -> str:

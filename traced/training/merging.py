@@ -18,7 +18,7 @@ change the base.
 import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 from pathlib import Path
 from typing import Any, Literal
@@ -66,7 +66,16 @@ class _Adapter:
     modules: frozenset[str]
 
 
-def merge(members: Sequence[Path], out: Path, method: Method, *, scale: float, max_rank: int, seed: int = 0) -> None:
+def merge(
+    members: Sequence[Path],
+    out: Path,
+    method: Method,
+    *,
+    scale: float,
+    max_rank: int,
+    weights: Sequence[float] = (),
+    seed: int = 0,
+) -> None:
     """Write the merge of adapter folders (PEFT layout) to the folder ``out``, replacing it if it exists.
 
     Args:
@@ -74,6 +83,7 @@ def merge(members: Sequence[Path], out: Path, method: Method, *, scale: float, m
         scale: The merged update is ``scale`` times the combination by ``method``. For "mean", "ties" and "dare" the
             combination has the size of one update (with "mean" and scale k, k updates are summed); for "tsv" it has
             the size of their sum.
+        weights: A factor for the update of each member, before the method combines them; none: 1 for all.
         max_rank: Updates of a higher rank are truncated to their largest singular values.
         seed: Chooses the entries that "dare" drops.
 
@@ -82,6 +92,9 @@ def merge(members: Sequence[Path], out: Path, method: Method, *, scale: float, m
         DiskError: The disk is full.
     """
     adapters = [_read(folder) for folder in members]
+    if weights:
+        pairs = zip(adapters, weights, strict=True)
+        adapters = [replace(adapter, scaling=adapter.scaling * weight) for adapter, weight in pairs]
     config = _merged_config(adapters)
     dtypes = {tensor.dtype for adapter in adapters for tensor in adapter.tensors.values()}
     dtype = reduce(torch.promote_types, dtypes)

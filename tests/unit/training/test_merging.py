@@ -110,6 +110,20 @@ def test_the_mean_is_that_of_the_full_updates_and_their_sum_at_scale_k(
     assert shapes[f"{PREFIX}layers.0.down_proj.lora_B.weight"] == (20, 10)
 
 
+@pytest.mark.parametrize("method", ["mean", "ties", "tsv"])
+def test_a_weight_is_a_factor_of_the_members_update(tmp_path: Path, method: Method) -> None:
+    weights = [0.5, 2.0, 0.75]
+    members = unequal_members(tmp_path)
+    merge(members, tmp_path / "weighted", method, scale=1.0, weights=weights, max_rank=64)
+    for member, weight in zip(members, weights, strict=True):
+        config = read_config(member)
+        (member / "adapter_config.json").write_text(json.dumps(config | {"lora_alpha": weight * config["lora_alpha"]}))
+    merge(members, tmp_path / "scaled", method, scale=1.0, max_rank=64)
+    for module in WIDTHS:
+        assert_close(update(tmp_path / "weighted", module), update(tmp_path / "scaled", module))
+    assert update(tmp_path / "scaled", "layers.0.q_proj").abs().max() > 0
+
+
 def test_tsv_is_that_of_the_full_updates(tmp_path: Path) -> None:
     members = [write_adapter(tmp_path / f"m{seed}", seed=seed) for seed in range(3)]
     merge(members, tmp_path / "out", "tsv", scale=0.7, max_rank=64)
