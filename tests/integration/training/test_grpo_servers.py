@@ -219,4 +219,4 @@ def test_a_server_that_dies_in_an_iteration_loses_no_group(
 
 def test_without_any_server_the_training_ends_with_the_reason(root: Path, tmp_path: Path) -> None:
     with pytest.raises(EngineError, match=r"127\.0\.0\.1:9"):
-        train(root, tmp_path, ["http://127.0.0.1:9"])
+        train(root, tmp_path, ["http://127.0.0.1:9"], engine_patience_s=2.0)

@@ -54,32 +54,21 @@ def adapter(training_job: TrainingJob) -> dict[str, torch.Tensor]:
     return load_file(training_job.adapter / "adapter_model.safetensors")
 
 
-def test_two_processes_train_the_adapter_of_one(tmp_path: Path) -> None:
-    single, double = job(tmp_path, "single"), job(tmp_path, "double", processes=2)
-    expected, metrics = run(single), run(double)
-    assert len(expected) == len(metrics) == 3
-    for a, b in zip(expected, metrics, strict=True):
-        assert a["trajectories_kept"] > 0
-        assert abs(a["loss"]) > 1e-4
-        for name in ("loss", "grad_norm", "entropy", "clip_fraction", "kl_from_base", "reward"):
-            assert b[name] == pytest.approx(a[name], rel=1e-5, abs=1e-6), name
-    weights = adapter(single), adapter(double)
-    assert weights[0].keys() == weights[1].keys()
-    for name in weights[0]:
-        torch.testing.assert_close(weights[0][name], weights[1][name], rtol=0, atol=1e-6)
-
-
-def test_two_processes_go_back_as_one(tmp_path: Path) -> None:
+def test_two_processes_train_the_adapter_of_one_and_go_back_as_it_does(tmp_path: Path) -> None:
     changes: dict[str, Any] = {"recoveries": 1, "validate_every": 2, "iterations": 6, "tags": {"hopeless": "3 4 5"}}
     single, double = (job(tmp_path, f"{processes}", processes=processes, **changes) for processes in (1, 2))
-    metrics = run(single), run(double)
-    for training_job, rows in zip((single, double), metrics, strict=True):
+    expected, metrics = run(single), run(double)
+    for training_job, rows in zip((single, double), (expected, metrics), strict=True):
         assert [row["recoveries"] for row in rows] == [0, 0, 0, 0, 0, 1]
         assert rows[-1]["grad_norm"] > 0
         (message,) = json.loads((training_job.out / "result.json").read_text())["recoveries"]
         assert "back to policy 0, lr 5e-06, temperature 1.2" in message
-    assert metrics[1][-1]["grad_norm"] == pytest.approx(metrics[0][-1]["grad_norm"], rel=1e-4)
+    for a, b in zip(expected, metrics, strict=True):
+        for name in ("loss", "grad_norm", "entropy", "clip_fraction", "kl_from_base", "reward"):
+            assert b[name] == pytest.approx(a[name], rel=1e-4, abs=1e-6), name
+    assert all(row["trajectories_kept"] > 0 and abs(row["loss"]) > 1e-4 for row in expected[:2])
     weights = adapter(single), adapter(double)
+    assert weights[0].keys() == weights[1].keys()
     for name in weights[0]:
         torch.testing.assert_close(weights[0][name], weights[1][name], rtol=0, atol=1e-6)
 
