@@ -16,7 +16,7 @@ from agents.synthesizer.mixture import mix
 from sandbox.hashing import environment_hash
 from store.records import EnvironmentRecord
 from store.repositories.adapters import get_adapter, quarantined_adapters
-from store.repositories.capabilities import get_capability, save_capabilities
+from store.repositories.capabilities import get_capability, list_capabilities, save_capabilities
 from store.repositories.cycles import get_cycle
 from store.repositories.environments import get_environment, list_admissions, save_admission, save_environment
 from store.types import AdmissionReport, Capability, Check
@@ -96,7 +96,9 @@ async def store_mixture(context: Context, members: Sequence[str]) -> str:
     await _check_oracle(context, source_code)
     record = EnvironmentRecord(digest, source_code, context.cycle_id, MERGED, context.settings.seed, MIXTURE, at)
     with context.write_session() as session:
-        save_capabilities(session, context.cycle_id, [capability])
+        # An attempt with other members keeps the texts of the first one: a member may be quarantined in between.
+        if MERGED not in {entry.name for entry in list_capabilities(session, context.cycle_id)}:
+            save_capabilities(session, context.cycle_id, [capability])
         save_environment(session, record)
         save_admission(session, AdmissionReport(digest, True, [check]), cycle_id=context.cycle_id, at=at)
     return digest
