@@ -18,7 +18,8 @@ Aims, for each seed: at least two adapters pass, a gain of at least 15 points wi
 duration is at most 15 minutes (vLLM on a CPU: an hour; textworld:quest: 20 minutes; none under foreign load or with
 ``--compare``). Over all seeds: precision and recall of the capabilities that were retained, against those planted in
 the bundled model, at least 0.9; the adapters together are better than the best single one, with an interval above 0 on
-the pooled test tasks. Exit code 1 when one is missed.
+the pooled test tasks. All runs play the same test tasks, so a task with its episodes of all runs is one cluster. Exit
+code 1 when one is missed.
 """
 
 import argparse
@@ -30,7 +31,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -40,7 +41,10 @@ from benchmarks.seeded import desk_tasks
 from store.database import open_store, read_session
 from store.repositories.capabilities import list_findings
 from store.repositories.cycles import list_cycles
-from traced.evaluation.intervals import tango
+from store.repositories.trajectories import TrajectoryFilter, list_trajectories
+from store.types import Outcome
+from traced.evaluation.figures import ROUTED
+from traced.evaluation.intervals import Pair, compare, episode_key
 from traced.inference.model_files import BUNDLED_MODELS
 from traced.targets.bundled import BUNDLED as TARGETS
 
@@ -52,6 +56,7 @@ AIMS: dict[str, float] = {
     "recall": 0.9,
     "over_best_single": 0.0,
 }
+COMPARISONS = ("over_best_single", "over_grpo_on_target")
 DESK = "desk"
 MINUTES = {"embedded": 15.0, "vllm": 60.0}
 OTHER_TARGET_MINUTES = 20.0
@@ -72,6 +77,8 @@ class Run:
     figures: dict[str, Any]
     left: "TimeLeft"
     retained: list[str] = field(default_factory=list)  # capabilities that the analysis retained
+    # The composition against others by test task: "+" only it succeeded, "-" only the other did, "0" neither or both.
+    changes: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass
@@ -129,7 +136,8 @@ def run_demo(seed: int, arguments: Sequence[str], folder: Path) -> Run:
             print(f"seed {seed} ended with code {code}: {folder / 'progress.log'}", file=sys.stderr)
         answer.seek(0)
         text = answer.read()
-    run = Run(seed, code, seconds, json.loads(text) if code == 0 else {}, left, _retained(folder / "data"))
+    figures, data_dir = json.loads(text) if code == 0 else {}, folder / "data"
+    run = Run(seed, code, seconds, figures, left, _retained(data_dir), changes_by_task(data_dir, figures))
     if code == 0:
         (folder / RUN).write_text(json.dumps(asdict(run)))
     return run
@@ -173,6 +181,32 @@ def _retained(data_dir: Path) -> list[str]:
         store.dispose()
 
 
+def changes_by_task(data_dir: Path, figures: Mapping[str, Any]) -> dict[str, str]:
+    """Return ``Run.changes`` of the comparisons in ``figures``, the JSON object of a demo; tasks are in their order."""
+    policies = {name: figures[name]["name"] for name in COMPARISONS if name in figures}
+    if not policies:
+        return {}
+    arms: dict[str, dict[str, Outcome]] = {}
+    store = open_store(f"sqlite:///{data_dir / 'traced.db'}")
+    try:
+        with read_session(store) as session:
+            for trajectory in list_trajectories(session, TrajectoryFilter(split="test")):
+                arms.setdefault(trajectory.model, {})[episode_key(trajectory)] = trajectory.outcome
+    finally:
+        store.dispose()
+    composed = arms[ROUTED] if ROUTED in arms else arms[figures["composition"]["serving"]]
+    return {
+        name: "".join(_change(composed[key], arms[other][key]) for key in sorted(composed))
+        for name, other in policies.items()
+    }
+
+
+def _change(composed: Outcome, other: Outcome) -> str:
+    if Outcome.INFRASTRUCTURE in (composed, other) or composed is other:
+        return "0"
+    return "+" if composed is Outcome.SUCCESS else "-"
+
+
 def planted_in(target: str) -> list[str]:
     """Return the capabilities that the bundled model of a target was made to lack."""
     folder = BUNDLED_MODELS[TARGETS[target].model or ""]
@@ -193,6 +227,7 @@ def row(run: Run) -> dict[str, Any]:
         "base": figures.get("base"),
         "composed": figures.get("composed"),
         "over_best_single": figures.get("over_best_single"),
+        "changes": run.changes,
         "grpo_on_target": figures.get("grpo_on_target"),
         "over_grpo_on_target": figures.get("over_grpo_on_target"),
         "serving": (figures.get("composition") or {}).get("serving"),
@@ -236,8 +271,7 @@ def summary(
         if (values := [row[key] for row in rows if row[key] is not None])
     }
     minutes = statistics.median(row["minutes"] for row in rows)
-    single = pooled([row["over_best_single"] for row in rows if row["over_best_single"]])
-    direct = [row["over_grpo_on_target"] for row in rows if row["over_grpo_on_target"]]
+    single, direct = (pooled([row["changes"].get(name, "") for row in rows]) for name in COMPARISONS)
     return {
         "target": target,
         "engine": engine,
@@ -248,7 +282,7 @@ def summary(
         "seeds": list(rows),
         "means": means,
         "over_best_single": single,
-        **({"over_grpo_on_target": pooled(direct)} if direct else {}),
+        **({"over_grpo_on_target": direct} if direct["pairs"] else {}),
         "aims": aims,
         "meets": all(row["meets"] for row in rows)
         and min(precision, recall) >= AIMS["recall"]
@@ -257,13 +291,15 @@ def summary(
     }
 
 
-def pooled(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
-    """Return composed minus another policy on the test tasks of these runs together, with its 95 % interval."""
-    gains, losses, pairs = (sum(row[key] for row in rows) for key in ("gains", "losses", "pairs"))
-    if not pairs:
-        return {"gain": 0.0, "low": -1.0, "high": 1.0}
-    low, high = tango(gains, losses, pairs)
-    return {"gain": (gains - losses) / pairs, "low": low, "high": high}
+def pooled(changes: Sequence[str]) -> dict[str, float]:
+    """Return composed minus another policy over runs with these changes by test task, with its 95 % interval."""
+    pairs = [
+        Pair(str(task), number, change == "-", change == "+")
+        for number, run in enumerate(changes)
+        for task, change in enumerate(run)
+    ]
+    interval = compare(pairs)
+    return {"gain": interval.difference, "low": interval.low, "high": interval.high, "pairs": interval.pairs}
 
 
 def main() -> int:

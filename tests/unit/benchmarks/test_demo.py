@@ -7,8 +7,13 @@ from typing import Any
 
 import pytest
 
-from benchmarks.demo import Run, TimeLeft, arguments_of, row, run_demo, summary
+from benchmarks.demo import Run, TimeLeft, arguments_of, changes_by_task, pooled, row, run_demo, summary
 from benchmarks.seeded.desk_tasks import DeskTasks
+from store.database import open_store, write_session
+from store.repositories.cycles import save_cycle
+from store.repositories.trajectories import save_trajectories
+from store.types import Outcome
+from tests.unit.store.chain import CYCLE, trajectory
 from traced.targets.desk.environment import Desk
 
 GOOD = {
@@ -16,7 +21,6 @@ GOOD = {
     "composed": 0.79,
     "gain": 0.33,
     "ci": [0.27, 0.39],
-    "over_best_single": {"gains": 30, "losses": 6, "pairs": 300},
     "adapters": [{"name": "a@v1", "promoted": True}, {"name": "b@v1", "promoted": True}],
 }
 
@@ -24,8 +28,21 @@ GOOD = {
 WEAKNESSES = ["a", "b"]
 
 
-def run(figures: dict[str, Any], seconds: float = 590.0, retained: Sequence[str] = WEAKNESSES) -> Run:
-    return Run(0, 0, seconds, figures, TimeLeft(), list(retained))
+def changes(gains: int, losses: int) -> str:
+    """The composition against another policy on 300 test tasks."""
+    return "+" * gains + "-" * losses + "0" * (300 - gains - losses)
+
+
+def run(
+    figures: dict[str, Any],
+    seconds: float = 590.0,
+    retained: Sequence[str] = WEAKNESSES,
+    single: str = changes(30, 6),
+    direct: str = "",
+) -> Run:
+    return Run(
+        0, 0, seconds, figures, TimeLeft(), list(retained), {"over_best_single": single, "over_grpo_on_target": direct}
+    )
 
 
 def summarise(rows: list[dict[str, Any]], load: int = 0, target: str = "desk") -> dict[str, Any]:
@@ -76,8 +93,7 @@ def test_the_duration_is_an_aim_without_foreign_load_only() -> None:
 
 
 def test_grpo_on_the_target_is_compared_on_the_tasks_of_all_seeds() -> None:
-    better = {"gains": 40, "losses": 10, "pairs": 300}
-    rows = [row(run({**GOOD, "grpo_on_target": rate, "over_grpo_on_target": better})) for rate in (0.7, 0.8)]
+    rows = [row(run({**GOOD, "grpo_on_target": rate}, direct=changes(40, 10))) for rate in (0.7, 0.8)]
     figures = summary(rows, "embedded", 0, weaknesses=WEAKNESSES, is_timed=False)
     assert figures["over_grpo_on_target"]["gain"] == pytest.approx(0.1)
     assert figures["means"]["grpo_on_target"] == {"mean": 0.75, "range": [0.7, 0.8]}
@@ -128,7 +144,41 @@ def test_a_world_that_is_slower_has_more_time() -> None:
 
 @pytest.mark.parametrize(("losses", "meets"), [((6, 6), True), ((6, 50), False), ((6, 46), False)])
 def test_the_adapters_together_are_held_against_the_best_single_one(losses: tuple[int, int], meets: bool) -> None:
-    rows = [row(run({**GOOD, "over_best_single": {"gains": 30, "losses": count, "pairs": 300}})) for count in losses]
-    figures = summarise(rows)
+    figures = summarise([row(run(GOOD, single=changes(30, count))) for count in losses])
     assert figures["over_best_single"]["gain"] == pytest.approx((60 - sum(losses)) / 600)
     assert figures["meets"] is meets
+
+
+def test_the_episodes_of_a_task_in_all_runs_are_one_cluster() -> None:
+    run_changes = changes(20, 8)
+    single_run, same_tasks = pooled([run_changes]), pooled([run_changes] * 5)
+    other_tasks = pooled([run_changes, run_changes[::-1]])
+    assert single_run["gain"] == same_tasks["gain"] == other_tasks["gain"] == pytest.approx(12 / 300)
+    # Where the same tasks change in each run, four more runs say nothing more.
+    assert same_tasks["low"] == pytest.approx(single_run["low"], abs=0.002)
+    assert other_tasks["low"] > single_run["low"] + 0.005
+    assert pooled([])["low"] == -1.0
+
+
+def test_changes_are_read_from_the_test_episodes(tmp_path: Path) -> None:
+    win, loss, infrastructure = Outcome.SUCCESS, Outcome.FAILURE, Outcome.INFRASTRUCTURE
+    arms = {
+        "merged@v1": [win, win, loss, loss, infrastructure],
+        "a@v1": [win, loss, win, loss, win],
+        "grpo-on-target": [win, win, win, win, win],
+    }
+    store = open_store(f"sqlite:///{tmp_path / 'traced.db'}")
+    with write_session(store) as session:
+        save_cycle(session, CYCLE)
+        episodes = [
+            trajectory(f"{model}{task}", outcome, model=model, task_id=str(task), split="test")
+            for model, outcomes in arms.items()
+            for task, outcome in enumerate(outcomes)
+        ]
+        save_trajectories(session, episodes)
+    store.dispose()
+    figures: dict[str, Any] = {"over_best_single": {"name": "a@v1"}, "composition": {"serving": "merged@v1"}}
+    assert changes_by_task(tmp_path, figures) == {"over_best_single": "0+-00"}
+    figures["over_grpo_on_target"] = {"name": "grpo-on-target"}
+    assert changes_by_task(tmp_path, figures)["over_grpo_on_target"] == "00--0"
+    assert changes_by_task(tmp_path / "nowhere", {"gain": 0.2}) == {}
