@@ -32,6 +32,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from multiprocessing import Pool
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 from rich.console import Console
@@ -135,9 +136,9 @@ def measure(simulations: int, seed: int, processes: int = 2) -> dict[str, Any]:
     }
 
 
+@patch.object(gate_module, "compare_counts", cached_compare_counts)
 def cell_figures(cell: Cell, simulations: int, seed: int) -> dict[str, Any]:
     """Return a cell's figures."""
-    gate_module.compare_counts = cached_compare_counts  # type: ignore[attr-defined]
     policy = cell.policy
     numbers = [round(value * 100) for value in (cell.base, cell.correlation)]
     game = Game(cell, simulations, np.random.default_rng([seed, *numbers, cell.tasks, cell.trials]))

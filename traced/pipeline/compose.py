@@ -30,9 +30,9 @@ from traced.evaluation.intervals import count_pairs, pair
 from traced.inference.policies import Policy
 from traced.pipeline.adapter_files import serve_version
 from traced.pipeline.context import Context, RunningStage
-from traced.pipeline.episodes import episodes, model_policy, split_jobs
+from traced.pipeline.episodes import EPISODE_S, episodes, model_policy, split_jobs
 from traced.pipeline.gate import gate, gate_temperature, policy_of, round_jobs
-from traced.pipeline.merged_version import RECIPES, merge_members, publish_merge, with_emphasis
+from traced.pipeline.merged_version import RECIPES, merge_members, publish_merge, remove_merges, with_emphasis
 from traced.pipeline.mixture import members_and_live
 from traced.pipeline.routers import routers
 from traced.rollouts.episodes import EpisodeJob
@@ -50,10 +50,8 @@ from traced.routing.composition import (
 from traced.routing.routers import BY_LABELS, FallbackRouter, RoutedPolicy
 
 COMPOSE = "compose"
-COMPARISON = "Compare compositions"
+TITLE = "Compare compositions"
 ROUTERS = 2  # routing methods
-# Measured on the bundled model with two cores; used for progress estimates only.
-EPISODE_S = 0.08
 
 
 @dataclass
@@ -123,7 +121,7 @@ async def compose(context: Context, adapters: Sequence[str], joint_versions: Seq
     """
     if not adapters or not context.settings.composition.seeds:
         # Recorded too: a checkpoint that claims this stage is compared with the store.
-        with context.stage(COMPOSE, COMPARISON) as stage:
+        with context.stage(COMPOSE, TITLE) as stage:
             stage.figure = "nothing to compare"
         return []
     members, live = members_and_live(context, adapters)
@@ -140,7 +138,7 @@ async def compose(context: Context, adapters: Sequence[str], joint_versions: Seq
     weighted = expected_episodes(len(members), len(jobs)) if contest.merges else 0
     total = expected_episodes(len(contest.candidates()), len(jobs)) + weighted
     total += routers_before * len(jobs) + 2 * len(gate_jobs)
-    with context.stage(COMPOSE, COMPARISON, total=total) as stage:
+    with context.stage(COMPOSE, TITLE, total=total) as stage:
         ranking = await _ranking(contest, contest.candidates(), stage)
         ranking = await _with_weighted_merges(contest, ranking, stage)
         ranking, merged = await _with_gated_version(contest, ranking)
@@ -148,6 +146,7 @@ async def compose(context: Context, adapters: Sequence[str], joint_versions: Seq
         choice = await _against_live(contest, ranking, live, stage)
         with context.write_session() as session:
             save_composition(session, context.cycle_id, as_json(choice), at=context.now())
+        remove_merges(context)
         stage.detail = {"candidates": [_detail(candidate) for candidate in ranking], "incumbent": choice.incumbent}
         stage.detail |= {"answer": choice.gate.answer.value if choice.gate else "", "merged": merged}
         stage.figure = _figure(choice)

@@ -27,7 +27,7 @@ from traced.pipeline.adapter_files import check_version, serve_version
 from traced.pipeline.collect import count_successes
 from traced.pipeline.compose import composition_of, composition_policy
 from traced.pipeline.context import Context
-from traced.pipeline.episodes import BASE, episodes, first_jobs, model_policy, trials_of, trials_text
+from traced.pipeline.episodes import BASE, EPISODE_S, episodes, first_jobs, model_policy, trials_of, trials_text
 from traced.pipeline.promote import routable_adapters
 from traced.pipeline.routers import routers
 from traced.pipeline.self_check import SELF_CHECK, self_check
@@ -41,10 +41,8 @@ from traced.training.device import training_device
 from traced.training.process import train as run_job
 
 ROUTE = "route"
-# Measured on the bundled model with two cores; used for progress estimates only.
-EPISODE_S = 0.08
 EPISODES, TRAINING = "episodes", "training"  # kinds of stages
-ROLLOUT_S = 0.06
+ROLLOUT_S = 0.06  # as EPISODE_S
 TYPICAL_CAPABILITIES = 3  # number in a cycle, to estimate its progress before the analysis
 COMPARISON = "Train on the target itself, for comparison"
 

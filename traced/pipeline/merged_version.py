@@ -5,6 +5,7 @@ A merged version has the links of any other: a capability (all of its members' t
 """
 
 import hashlib
+import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -27,6 +28,7 @@ from traced.routing.router_files import capability_of
 from traced.training.errors import MergeError
 from traced.training.merging import Method, merge
 
+MERGES = "merges"  # the folder of a cycle with its merges
 HEAVY = 2.0  # the weight of an emphasised member; the others have 1, before all are scaled to a mean of 1
 
 
@@ -71,7 +73,7 @@ def merge_members(context: Context, members: Sequence[str], recipes: Sequence[Re
     merges: dict[str, Path] = {}
     for recipe in recipes:
         emphasis = f"-{recipe.emphasised}" if recipe.emphasised else ""
-        folder = context.run_dir / "merges" / f"{recipe.method}-{recipe.scale:g}-{digest}{emphasis}"
+        folder = context.run_dir / MERGES / f"{recipe.method}-{recipe.scale:g}-{digest}{emphasis}"
         if not folder.exists():
             try:
                 merge(
@@ -88,6 +90,11 @@ def merge_members(context: Context, members: Sequence[str], recipes: Sequence[Re
                 return {}
         merges[recipe.name] = folder
     return merges
+
+
+def remove_merges(context: Context) -> None:
+    """Remove the merges of the cycle from its folder: a published one is copied, and the others can be made again."""
+    shutil.rmtree(context.run_dir / MERGES, ignore_errors=True)
 
 
 def with_emphasis(name: str, members: Sequence[str]) -> list[Recipe]:

@@ -149,7 +149,7 @@ def _announce_capabilities(context: Context, capabilities: Sequence[str]) -> Non
 
 def _plan_composition(context: Context, adapters: int) -> None:
     if expected := compose.expected_s(context.settings, adapters):
-        context.progress.plan(compose.COMPOSE, compose.COMPARISON, expected, EPISODES)
+        context.progress.plan(compose.COMPOSE, compose.TITLE, expected, EPISODES)
 
 
 def _expected_of_capability(settings: Settings) -> dict[str, float]:

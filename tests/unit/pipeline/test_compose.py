@@ -8,7 +8,7 @@ import pytest
 
 from traced.config.settings import load_settings
 from traced.pipeline import compose
-from traced.pipeline.merged_version import RECIPES, Recipe, with_emphasis
+from traced.pipeline.merged_version import RECIPES, Recipe, remove_merges, with_emphasis
 from traced.routing.composition import Candidate, Composition
 
 A, B, MERGED = "a@v1", "b@v1", "merged@v1"
@@ -97,3 +97,12 @@ async def test_the_best_merge_is_compared_with_weighted_ones(monkeypatch: pytest
     assert field.merges == {name: Path(name) for name in (more_of_a, more_of_b)}
     # An adapter of one capability that is the best stays so.
     assert await compose._with_weighted_merges(field, ranking[::-1], stage) == ranking[::-1]
+
+
+def test_only_the_merges_of_the_cycle_are_removed(tmp_path: Path) -> None:
+    for name in ("merges/mean-1", "training"):
+        (tmp_path / name).mkdir(parents=True)
+    context: Any = SimpleNamespace(run_dir=tmp_path)
+    remove_merges(context)
+    remove_merges(context)
+    assert [path.name for path in tmp_path.iterdir()] == ["training"]
