@@ -27,8 +27,10 @@ from store.repositories.llm_replies import list_citations, list_faults
 from store.repositories.promotions import list_approvals, list_gates, list_promotions
 from store.repositories.serving import count_routed
 from store.repositories.traffic import ModelTraffic, model_traffic
-from store.repositories.trajectories import get_trajectories
+from store.repositories.trajectories import TrajectoryFilter, get_trajectories, message_lengths
 from store.types import Capability, Label, Outcome, Trajectory, Verdict
+
+BASE = "base"  # name of the base model in episodes
 
 
 @dataclass(frozen=True)
@@ -75,6 +77,14 @@ class Traffic:
 
 
 @dataclass(frozen=True)
+class MessageLengths:
+    """The mean number of tokens per message of two models on the same tasks: no success rate shows that cost."""
+
+    base: float
+    adapter: float
+
+
+@dataclass(frozen=True)
 class EvidenceChain:
     """The evidence chain of an adapter version, in the order of the pipeline.
 
@@ -95,6 +105,7 @@ class EvidenceChain:
     training: TrainingRun
     iterations: list[IterationMetrics]
     gates: list[GateRecord]
+    lengths: MessageLengths | None
     approvals: list[Approval]
     promotions: list[Promotion]
     traffic: Traffic
@@ -106,7 +117,8 @@ def evidence_chain(session: Session, adapter: str) -> EvidenceChain:
     """Return everything stored about the origin and the use of an adapter version; raises ``NotFound``."""
     version = get_adapter(session, adapter)
     training = get_training_run(session, version.training_run_id)
-    cycle_id, capability = training.cycle_id, training.capability
+    cycle, capability = get_cycle(session, training.cycle_id), training.capability
+    cycle_id = cycle.id
     labels = list_labels(session, cycle_id, capability=capability)
     trajectories = get_trajectories(session, sorted({label.trajectory_id for label in labels}), tokens=False)
     findings = {finding.capability: finding for finding in list_findings(session, cycle_id)}
@@ -128,7 +140,7 @@ def evidence_chain(session: Session, adapter: str) -> EvidenceChain:
     }
     return EvidenceChain(
         adapter=version,
-        cycle=get_cycle(session, cycle_id),
+        cycle=cycle,
         trajectories=_trajectory_evidence(trajectories, labels),
         labels=_label_counts(trajectories, labels),
         capability=get_capability(session, cycle_id, capability),
@@ -140,12 +152,20 @@ def evidence_chain(session: Session, adapter: str) -> EvidenceChain:
         training=training,
         iterations=iterations,
         gates=gates,
+        lengths=gate_lengths(session, version, cycle),
         approvals=approvals,
         promotions=promotions,
         traffic=_traffic(session, adapter),
         served=model_traffic(session, adapter),
         missing=[name for name, records in links.items() if not records],
     )
+
+
+def gate_lengths(session: Session, version: AdapterVersion, cycle: Cycle) -> MessageLengths | None:
+    """Return the lengths of messages in the gate's episodes on the target; None if one side has no token ids there."""
+    criteria = TrajectoryFilter(source=cycle.target, split="gate", cycle_id=cycle.id)
+    by_model = message_lengths(session, criteria, [BASE, version.name])
+    return MessageLengths(by_model[BASE], by_model[version.name]) if len(by_model) == 2 else None
 
 
 def _trajectory_evidence(trajectories: Iterable[Trajectory], labels: Iterable[Label]) -> list[TrajectoryEvidence]:

@@ -196,6 +196,18 @@ def count_outcomes(session: Session, criteria: TrajectoryFilter) -> dict[Outcome
     return {Outcome(name): count for name, count in rows}
 
 
+def message_lengths(session: Session, criteria: TrajectoryFilter, models: Sequence[str]) -> dict[str, float]:
+    """Return the mean number of tokens per message, by model; episodes without token ids are left out."""
+    query = (
+        select(TrajectoryRow.model, func.sum(TurnsRow.completion_tokens), func.sum(TurnsRow.turns))
+        .join(TurnsRow, col(TurnsRow.trajectory_id) == col(TrajectoryRow.id))
+        .where(*_conditions(criteria), in_cycle(col(TrajectoryRow.model)).in_(models), col(TurnsRow.turns) > 0)
+        .group_by(col(TrajectoryRow.model))
+        .order_by(col(TrajectoryRow.model))
+    )
+    return {model: tokens / turns for model, tokens, turns in session.exec(query)}
+
+
 def reported_sources(session: Session) -> list[str]:
     """Return the sources that have reported trajectories, in ascending order."""
     source = col(TrajectoryRow.source)

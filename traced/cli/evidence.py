@@ -90,6 +90,7 @@ def chain_lines(chain: EvidenceChain, judged_by: Mapping[str, int]) -> Iterator[
     yield from _training(chain)
     for gate in chain.gates:
         yield from _gate(gate)
+    yield from _lengths(chain)
     for decision in chain.approvals:
         yield f"decision     {decision.decision} {_signature(decision.who, decision.at, decision.reason)}"
     for entry in chain.promotions:
@@ -180,6 +181,16 @@ def _gate(gate: GateRecord) -> Iterator[str]:
     yield f"gate         {gate.result.answer} after {gate.result.rounds} rounds"
     for comparison in gate.result.comparisons:
         yield f"             {comparison_line(comparison)}"
+
+
+def _lengths(chain: EvidenceChain) -> Iterator[str]:
+    if chain.lengths:
+        base, adapter = chain.lengths.base, chain.lengths.adapter
+        change = 100 * (adapter / base - 1)
+        yield (
+            f"messages     base {base:.0f} tokens on average, adapter {adapter:.0f} ({change:+.0f} %), "
+            "in the gate's episodes on the target"
+        )
 
 
 def comparison_line(comparison: PairedDifference, first: str = "base", second: str = "adapter") -> str:

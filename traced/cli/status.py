@@ -121,12 +121,14 @@ def status(
 
 
 def _cycle_rows(state: StoreStatus) -> list[dict[str, Any]]:
+    at_work = {stage.cycle for stage in state.running}
     return [
         {
             "cycle": cycle.id,
             "target": cycle.target,
             "model": cycle.model,
-            "state": cycle.state,
+            # A command for one stage leaves its cycle to the next command, and a service may wait for a device.
+            "state": "unfinished" if cycle.state == "running" and cycle.id not in at_work else cycle.state,
             "last stage": cycle.last_stage,
             "verdict": cycle.verdict,
         }

@@ -111,6 +111,13 @@ class ChangesView(Model):
     )
 
 
+class LengthsView(Model):
+    """The mean number of tokens per message."""
+
+    base: float
+    adapter: float
+
+
 class CapabilityLineage(Model):
     """What is trained, and how it was found."""
 
@@ -164,6 +171,9 @@ class Case(Model):
     changes: list[ChangesView]
     improved: list[PairView] = Field(description="largest change first")
     harmed: list[PairView] = Field(description="largest change first")
+    lengths: LengthsView | None = Field(
+        default=None, description="in the gate's episodes on the target; null if they have no token ids"
+    )
     capability: CapabilityLineage
     environment: EnvironmentLineage
     training: TrainingLineage

@@ -150,13 +150,16 @@ def status_text(case: Case, *, paused: bool = False) -> Text:
 
 
 def changes_text(case: Case) -> Text:
-    """Return the numbers of won and lost pairs, and the lost tasks, for each comparison."""
+    """Return the numbers of won and lost pairs and the lost tasks by comparison, and the lengths of messages."""
     if not case.changes:
         return Text("The episodes of its gate are not stored any more.", "dim")
     text = Text()
     for number, changes in enumerate(case.changes):
         text.append("\n" if number else "")
         text.append_text(_changes(changes))
+    if case.lengths is not None:
+        base, adapter = case.lengths.base, case.lengths.adapter
+        text.append(f"\n{'messages':<12} {base:.0f} → {adapter:.0f} tokens on average, on the target", "default")
     return text
 
 

@@ -17,6 +17,7 @@ from tests.integration.service.api_server import OPERATOR, READER, expect_refusa
 from tests.integration.service.conftest import RecordingLoop
 from tests.unit.store.chain import trajectory
 from traced.api.control import Control
+from traced.client.approvals import LengthsView
 from traced.config.settings import load_settings
 
 NOW = SEEDED_AT
@@ -99,6 +100,7 @@ async def test_pairs_are_of_one_task_and_a_failure_of_the_machinery_counts_for_n
             [on_target] = [change for change in case.changes if change.on == "target"]
             assert (on_target.pairs, on_target.infrastructure) == (61, 1)
             assert "a" in on_target.lost_tasks
+            assert case.lengths == LengthsView(base=2.0, adapter=2.0)
             for pair in (*case.harmed, *case.improved):
                 base, new = rows[pair.base.id], rows[pair.adapter.id]
                 assert (base.source, base.split, base.task_id, base.trial) == (

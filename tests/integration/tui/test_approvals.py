@@ -127,8 +127,13 @@ async def test_more_episodes_are_asked_for_and_only_rejecting_is_left_meanwhile(
         await same_picture(tui.app, "approvals-more")
         await tui.pilot.press(*"too few", "ctrl+y")
         await wait_until(tui.pilot, lambda: "… more episodes, round 3 of 3, requested by" in screen_text(tui))
-        footer = screen_text(tui).splitlines()[-1]
-        assert ("Reject" in footer, "Approve " in footer, "More" in footer) == (True, False, False)
+
+        def footer_keys() -> tuple[bool, ...]:
+            footer = screen_text(tui).splitlines()[-1]
+            return "Reject" in footer, "Approve " in footer, "More" in footer
+
+        # The footer is drawn anew some time after the screen.
+        await wait_until(tui.pilot, lambda: footer_keys() == (True, False, False))
         await tui.pilot.press("a", "m")
         assert isinstance(tui.app.screen, Approvals)
         [entry] = await tui.client.audit()

@@ -9,11 +9,11 @@ import pytest
 
 from store.records import ConversationRoute, Exchange, Feedback
 from store.repositories.traffic import Conversation
-from store.status import AdapterStatus, CycleStatus, RouterStatus, StoreStatus
+from store.status import AdapterStatus, CycleStatus, RouterStatus, RunningStage, StoreStatus
 from store.text import sanitize_line
 from tests.unit.store.chain import T0, trajectory
 from traced.cli.show import conversation_lines
-from traced.cli.status import _cycle_lines, router_lines, router_report
+from traced.cli.status import _cycle_lines, _cycle_rows, router_lines, router_report
 from traced.gateway.spool_status import SPOOL_GLOB
 from traced.ingest import spool
 from traced.ingest.losses import LINES, LossLedger
@@ -40,6 +40,14 @@ def test_the_result_of_the_newest_cycle_of_each_target_is_shown() -> None:
     ]
     lines = list(_cycle_lines(StoreStatus(cycles, [], [], [])))
     assert lines == [f"Result of d2: {sanitize_line(verdict)}"]
+
+
+def test_a_cycle_is_running_only_while_one_of_its_stages_is() -> None:
+    states = {"d0": "running", "d1": "running", "d2": "finished"}
+    cycles = [CycleStatus(name, "desk", "bundled", state, "") for name, state in states.items()]
+    stage = RunningStage("d1", "collect", "", "collect", 3, 10, 5.0, 1.0)
+    rows = _cycle_rows(StoreStatus(cycles, [], [], [], running=[stage]))
+    assert [row["state"] for row in rows] == ["unfinished", "running", "finished"]
 
 
 def test_who_decides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ from store.repositories.environments import save_admission
 from store.repositories.evidence import LabelCounts, Traffic, TrajectoryEvidence, evidence_chain
 from store.repositories.llm_replies import save_citations, save_faults
 from store.repositories.trajectories import save_trajectories
-from store.types import AdmissionReport, Check, Label, Outcome, Verdict
+from store.types import AdmissionReport, Check, Label, Outcome, Turn, Verdict
 from tests.unit.store.chain import (
     CAPABILITY,
     CYCLE,
@@ -127,3 +127,25 @@ def test_production_trajectories_are_marked(engine: Engine) -> None:
 def test_an_unknown_adapter_is_named(engine: Engine) -> None:
     with read_session(engine) as session, pytest.raises(NotFound, match="'x@v1'"):
         evidence_chain(session, "x@v1")
+
+
+def test_lengths_of_messages_are_those_of_the_gates_episodes_on_the_target(engine: Engine) -> None:
+    def turns(*lengths: int) -> list[Turn]:
+        return [Turn(2, [1], [7] * length, [-0.5] * length, "stop") for length in lengths]
+
+    with write_session(engine) as session:
+        save_chain(session)
+        lines = list(chain_lines(evidence_chain(session, NAME), {}))
+        assert not any(line.startswith("messages") for line in lines)
+        gate: dict[str, Any] = {"split": "gate", "model": NAME}
+        episodes = [
+            trajectory("g1", split="gate", turns=turns(8, 12)),
+            trajectory("g2", **gate, turns=turns(16, 20, 18)),
+            trajectory("g3", **gate, turns=turns(14)),
+            trajectory("g4", **gate, turns=[]),
+            trajectory("g5", **gate, turns=turns(900), source="env:1"),
+        ]
+        save_trajectories(session, episodes)
+        lines = list(chain_lines(evidence_chain(session, NAME), {}))
+    expected = "base 10 tokens on average, adapter 17 (+70 %), in the gate's episodes on the target"
+    assert f"messages     {expected}" in lines

@@ -16,6 +16,7 @@ from store.repositories.adapters import get_adapter, get_training_run, list_iter
 from store.repositories.capabilities import get_capability, list_findings
 from store.repositories.cycles import get_cycle
 from store.repositories.environments import get_environment, list_admissions
+from store.repositories.evidence import BASE, gate_lengths
 from store.repositories.promotions import (
     EpisodePair,
     GatedAdapter,
@@ -46,6 +47,7 @@ from traced.client.approvals import (
     EpisodesRequestView,
     EpisodeView,
     GateView,
+    LengthsView,
     PairView,
     TrainingLineage,
 )
@@ -53,7 +55,6 @@ from traced.config.settings import Settings
 from traced.registry.decision_rules import round_limit
 from traced.registry.decisions import pending_requests
 
-BASE = "base"  # name of the base model in episodes
 ENDED_STATUSES: dict[PromotionState, ApprovalStatus] = {
     PromotionState.ROLLED_BACK: "rolled back",
     PromotionState.SUPERSEDED: "superseded",
@@ -89,6 +90,7 @@ def adapter_case(session: Session, adapter: str, settings: Settings) -> Case:
         raise NoSuchThing(f"the gate of {adapter} has no result yet", hint=f"traced explain {adapter}")
     cycle = get_cycle(session, version.cycle_id)
     request = pending_requests(session, cycle.id).get(adapter)
+    lengths = gate_lengths(session, version, cycle)
     pairs = _pairs(session, version, cycle)
     pair_views = [_pair(split, pair) for split, group in pairs.items() for pair in group if _is_judged(pair)]
     return Case(
@@ -103,6 +105,7 @@ def adapter_case(session: Session, adapter: str, settings: Settings) -> Case:
         changes=[_changes(split, group) for split, group in pairs.items() if group],
         improved=sorted((pair for pair in pair_views if pair.change > 0), key=lambda pair: -pair.change)[:MAX_ROWS],
         harmed=sorted((pair for pair in pair_views if pair.change < 0), key=lambda pair: pair.change)[:MAX_ROWS],
+        lengths=None if lengths is None else LengthsView.model_validate(vars(lengths)),
         capability=_capability(session, version),
         environment=_environment(session, version),
         training=_training(session, version),
