@@ -21,6 +21,7 @@ from traced.config.profiles import BUNDLED, profile
 from traced.core.errors import TracedError
 from traced.core.liveness import check_alive
 from traced.core.location import data_directory, default_socket, default_store_url, read_setting, store_url
+from traced.core.ownership import CYCLE_LOCK, current_holder
 from traced.core.progress import duration
 from traced.gateway.spool_status import read_spool_status
 from traced.inference.adapter_base import known_base_digest
@@ -110,7 +111,7 @@ def status(
     if as_json:
         print_json(_as_json(state, directory) | {"router": router})
         return
-    _table("Cycles", ["cycle", "target", "model", "state", "last stage"], _cycle_rows(state))
+    _table("Cycles", ["cycle", "target", "model", "state", "last stage"], _cycle_rows(state, directory))
     if state.costs:
         rows = [_cost_row(cost) for cost in state.costs]
         _table("Language model", ["cycle", "stage", "calls", "tokens", "cost", "seconds"], rows)
@@ -120,14 +121,15 @@ def status(
         console.print(text, highlight=False, markup=False)
 
 
-def _cycle_rows(state: StoreStatus) -> list[dict[str, Any]]:
-    at_work = {stage.cycle for stage in state.running}
+def _cycle_rows(state: StoreStatus, directory: Path) -> list[dict[str, Any]]:
+    # A command for one stage leaves its cycle to the next command. A service on another machine has stages at work.
+    is_held = current_holder(directory, CYCLE_LOCK) is not None
+    at_work = {cycle.id for cycle in state.cycles if is_held} | {stage.cycle for stage in state.running}
     return [
         {
             "cycle": cycle.id,
             "target": cycle.target,
             "model": cycle.model,
-            # A command for one stage leaves its cycle to the next command, and a service may wait for a device.
             "state": "unfinished" if cycle.state == "running" and cycle.id not in at_work else cycle.state,
             "last stage": cycle.last_stage,
             "verdict": cycle.verdict,
@@ -153,7 +155,7 @@ def _adapter_rows(state: StoreStatus) -> list[dict[str, Any]]:
 def _as_json(state: StoreStatus, directory: Path) -> dict[str, Any]:
     return {
         "data_dir": directory,
-        "cycles": _cycle_rows(state),
+        "cycles": _cycle_rows(state, directory),
         "adapters": _adapter_rows(state),
         "live": state.live,
         "waiting": state.waiting,

@@ -103,10 +103,10 @@ def exclusive_access(data_dir: Path, now: datetime, purpose: str = "") -> Iterat
         yield
 
 
-def current_holder(data_dir: Path) -> Holder | None:
+def current_holder(data_dir: Path, file_name: str = SERVICE_LOCK) -> Holder | None:
     """Return the holder of a data directory, None if there is none; raises ``DataDirectoryUnusable``."""
     check_directory(data_dir)
-    path = data_dir / SERVICE_LOCK
+    path = data_dir / file_name
     if not path.exists():
         return None
     descriptor = _open(path, os.O_RDONLY)

@@ -14,6 +14,7 @@ from store.text import sanitize_line
 from tests.unit.store.chain import T0, trajectory
 from traced.cli.show import conversation_lines
 from traced.cli.status import _cycle_lines, _cycle_rows, router_lines, router_report
+from traced.core.ownership import CYCLE_LOCK, hold_directory
 from traced.gateway.spool_status import SPOOL_GLOB
 from traced.ingest import spool
 from traced.ingest.losses import LINES, LossLedger
@@ -42,12 +43,20 @@ def test_the_result_of_the_newest_cycle_of_each_target_is_shown() -> None:
     assert lines == [f"Result of d2: {sanitize_line(verdict)}"]
 
 
-def test_a_cycle_is_running_only_while_one_of_its_stages_is() -> None:
+def test_a_cycle_is_running_only_while_a_process_works_on_it(tmp_path: Path) -> None:
     states = {"d0": "running", "d1": "running", "d2": "finished"}
     cycles = [CycleStatus(name, "desk", "bundled", state, "") for name, state in states.items()]
     stage = RunningStage("d1", "collect", "", "collect", 3, 10, 5.0, 1.0)
-    rows = _cycle_rows(StoreStatus(cycles, [], [], [], running=[stage]))
-    assert [row["state"] for row in rows] == ["unfinished", "running", "finished"]
+
+    def states_of(status: StoreStatus) -> list[str]:
+        return [row["state"] for row in _cycle_rows(status, tmp_path)]
+
+    elsewhere = StoreStatus(cycles, [], [], [], running=[stage])
+    assert states_of(StoreStatus(cycles, [], [], [])) == ["unfinished", "unfinished", "finished"]
+    assert states_of(elsewhere) == ["unfinished", "running", "finished"]
+    with hold_directory(tmp_path, now=lambda: T0, version="1", file_name=CYCLE_LOCK):
+        assert states_of(StoreStatus(cycles, [], [], [])) == ["running", "running", "finished"]
+    assert states_of(elsewhere) == ["unfinished", "running", "finished"]
 
 
 def test_who_decides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

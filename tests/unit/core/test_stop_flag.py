@@ -9,7 +9,7 @@ from traced.core.stop_flag import StopFlag
 
 flags = [StopFlag()]
 signal.signal(signal.SIGALRM, lambda *arguments: flags[-1].set(*arguments))
-signal.setitimer(signal.ITIMER_REAL, 1e-5, 1e-5)
+signal.setitimer(signal.ITIMER_REAL, 1e-4, 1e-4)
 end = time.monotonic() + 2
 while time.monotonic() < end:
     flags.append(StopFlag())
