@@ -5,21 +5,9 @@ from pathlib import Path
 import pytest
 
 from sandbox.contract import Score
-from tests.integration.training.test_grpo import job, train
+from tests.integration.training.bandit_jobs import job, train
 from tests.unit.training.bandit import Bandit
-from tests.unit.training.tiny import save_model
 from traced.training.errors import JobError
-
-
-@pytest.fixture(scope="module")
-def model_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_model(tmp_path_factory.mktemp("model"))
-
-
-@pytest.fixture(autouse=True)
-def _environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TRL_EXPERIMENTAL_SILENCE", "1")
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
 
 
 class Silent(Bandit):

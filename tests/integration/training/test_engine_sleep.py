@@ -45,12 +45,6 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineProcess]:
         yield process
 
 
-@pytest.fixture(autouse=True)
-def _environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TRL_EXPERIMENTAL_SILENCE", "1")
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-
-
 def job(out: Path, url: str, **changes: Any) -> TrainingJob:
     source = {"target": "desk", "split": "train"}
     return TrainingJob(

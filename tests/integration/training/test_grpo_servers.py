@@ -56,12 +56,6 @@ def servers(root: Path) -> Iterator[list[EngineProcess]]:
         ]
 
 
-@pytest.fixture(autouse=True)
-def _environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TRL_EXPERIMENTAL_SILENCE", "1")
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-
-
 def train(root: Path, out: Path, urls: list[str], factory: Any = Bandit, **changes: Any) -> list[Metrics]:
     job = TrainingJob(
         "r", "bandit", {"target": "bandit"}, str(root / "model"), str(out), groups=4, rollouts=8, lr=1e-2,

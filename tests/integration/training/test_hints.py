@@ -5,18 +5,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.integration.training.test_grpo import job, train
+from tests.integration.training.bandit_jobs import job, train
 from tests.unit.training.tiny import save_model
 from traced.training.policy_check import select_rows
 from traced.training.trainer import GroupRelativeTrainer
 
 HINT = "please say abc 1 2 3"
-
-
-@pytest.fixture(autouse=True)
-def _environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TRL_EXPERIMENTAL_SILENCE", "1")
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
 
 
 def test_the_ratio_of_a_hinted_row_is_one_and_the_policy_check_leaves_it_out(

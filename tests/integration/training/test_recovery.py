@@ -11,26 +11,14 @@ import torch
 from safetensors.torch import load_file
 
 from sandbox.contract import Score
-from tests.integration.training.test_grpo import equal, job, weights
+from tests.integration.training.bandit_jobs import equal, job, weights
 from tests.local_source import LocalSource
 from tests.unit.training.bandit import Bandit
-from tests.unit.training.tiny import save_model
 from traced.training import grpo
 from traced.training.job import TrainingJob, TrainingResult
 from traced.training.metrics import Metrics, read_metrics
 from traced.training.recovery import Recoveries
 from traced.training.trainer import GroupRelativeTrainer
-
-
-@pytest.fixture(scope="module")
-def model_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_model(tmp_path_factory.mktemp("model"))
-
-
-@pytest.fixture(autouse=True)
-def _environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TRL_EXPERIMENTAL_SILENCE", "1")
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
 
 
 def recovering(model_path: Path, out: Path, **changes: Any) -> TrainingJob:

@@ -7,23 +7,11 @@ import pytest
 import torch
 
 from sandbox.contract import Score
-from tests.integration.training.test_grpo import equal, job, train, weights
+from tests.integration.training.bandit_jobs import equal, job, train, weights
 from tests.unit.training.bandit import Bandit
-from tests.unit.training.tiny import save_model
 from traced.training import grpo
 from traced.training.metrics import Metrics
 from traced.training.trainer import GroupRelativeTrainer
-
-
-@pytest.fixture(scope="module")
-def model_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_model(tmp_path_factory.mktemp("model"))
-
-
-@pytest.fixture(autouse=True)
-def _environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TRL_EXPERIMENTAL_SILENCE", "1")
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
 
 
 class Equal(Bandit):

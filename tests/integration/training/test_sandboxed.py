@@ -14,7 +14,6 @@ from store.repositories.llm_replies import list_replies
 from tests.scripted_model import Script, ScriptedReply, Status, scripted_server
 from tests.unit.pipeline.contexts import context_with_chain
 from tests.unit.training import bandit
-from tests.unit.training.tiny import save_model
 from traced.pipeline.context import Context
 from traced.pipeline.train import with_user
 from traced.targets.errors import UserUnavailable
@@ -29,11 +28,6 @@ RAISING = """
     def step(self, message):
         raise RuntimeError("broken on purpose")
 """
-
-
-@pytest.fixture(scope="module")
-def model_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_model(tmp_path_factory.mktemp("model"))
 
 
 def job(model_path: Path, folder: Path, name: str, source: str) -> TrainingJob:

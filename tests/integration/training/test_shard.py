@@ -27,12 +27,6 @@ METRICS = (
 SHARDED = {"processes": 2, "shard": True}
 
 
-@pytest.fixture(autouse=True)
-def _environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TRL_EXPERIMENTAL_SILENCE", "1")
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-
-
 def job(model: Path, out: Path, **changes: Any) -> TrainingJob:
     # Passes of few rows, and groups of three: the processes have different numbers of passes.
     fixed = TrainingJob(

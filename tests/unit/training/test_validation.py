@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.unit.training.bandit import Bandit
-from tests.unit.training.test_rollouts import FreeEngine, in_sampler
+from tests.unit.training.scripted_engine import FreeEngine, in_sampler
 from traced.rollouts.errors import Fault, Infrastructure
 from traced.training import validation
 from traced.training.job import TrainingJob, Validation
