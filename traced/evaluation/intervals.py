@@ -176,10 +176,10 @@ def _tango(gains: float, losses: float, pairs: float, z: float) -> tuple[float, 
     def statistic(delta: float) -> float:
         return _tango_statistic(gains, losses, pairs, delta)
 
-    estimate = (gains - losses) / pairs
-    # At an estimate of -1 or 1 the statistic has no root; the bound is then -1 or 1 itself.
-    low = -1.0 if estimate <= -1 else brentq(lambda d: statistic(d) - z, -1 + 1e-12, estimate)
-    high = 1.0 if estimate >= 1 else brentq(lambda d: statistic(d) + z, estimate, 1 - 1e-12)
+    estimate, end = (gains - losses) / pairs, 1 - 1e-12
+    # At an estimate of -1 or 1, or if the statistic never reaches the critical value, the bound is -1 or 1 itself.
+    low = brentq(lambda d: statistic(d) - z, -end, estimate) if estimate > -1 and statistic(-end) > z else -1.0
+    high = brentq(lambda d: statistic(d) + z, estimate, end) if estimate < 1 and statistic(end) < -z else 1.0
     return float(low), float(high)
 
 

@@ -266,3 +266,24 @@ def test_regression_tasks_have_na_in_the_runs_of_both_models() -> None:
     assert exercising_tasks(trajectories, labels, ["x", "y"]) == {"a", "b", "c"}
     only_x = [row for row in labels if row.capability == "x"]
     assert exercising_tasks(trajectories, only_x, ["x", "y"]) == {"a", "b", "c", "d"}
+
+
+async def test_the_margin_of_regression_tasks_stays_once_the_target_has_its_answer() -> None:
+    """The target passes at once, and the regression tasks, a third of all, need every round."""
+    requested_names: list[list[str]] = []
+
+    async def gather(number: int, names: Sequence[str]) -> Mapping[ComparisonName, Sequence[Pair]]:
+        requested_names.append(list(names))
+        rounds: dict[ComparisonName, Sequence[Pair]] = {
+            "environment": GOOD,
+            "target": pairs(60 * number, 5 * number, 135 * number),
+            "regression": pairs(8 * number, 14 * number, 45 * number),
+        }
+        return {name: value for name, value in rounds.items() if name in names}
+
+    policy = replace(POLICY, target_tasks=600)
+    result = await run_gate("c@v1", gather, policy)
+    assert requested_names == [["environment", "target", "regression"], *[["target", "regression"]] * 2]
+    by_name = {comparison.name: comparison for comparison in result.comparisons}
+    assert (by_name["target"].seeds, by_name["target"].answer) == (200, GateAnswer.PASS)
+    assert by_name["regression"].required == policy.required("regression", 201)

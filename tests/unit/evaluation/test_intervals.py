@@ -134,3 +134,12 @@ def test_unpaired_repeated_and_broken_evidence_is_refused() -> None:
     lost_episodes = [replace(t, outcome=Outcome.INFRASTRUCTURE) for t in base[:2]] + base[2:]
     with pytest.raises(GateError, match="2 of 10 pairs ended in an infrastructure failure"):
         pair(base, lost_episodes)
+
+
+@pytest.mark.parametrize("level", [0.95, 0.999999, 1 - 1e-14])
+@pytest.mark.parametrize(("gains", "losses", "ties"), [(5, 2, 30), (1, 0, 1), (0, 0, 2), (2, 0, 0), (0, 2, 0)])
+def test_an_early_look_of_many_has_an_interval_too(level: float, gains: int, losses: int, ties: int) -> None:
+    """Its critical value may be larger than any value of the statistic, or infinite."""
+    changes = [1] * gains + [-1] * losses + [0] * ties
+    interval = compare([Pair(str(task), 0, change < 0, change > 0) for task, change in enumerate(changes)], level)
+    assert -1 <= interval.low <= interval.difference <= interval.high <= 1
