@@ -218,7 +218,9 @@ async def test_the_episodes_of_an_adapter_for_all_are_those_of_the_composition(t
     single = Candidate(Composition((ADAPTER,)), 100, 80)
     async with open_context(settings, CYCLE, Progress(Console(file=io.StringIO())), Meter()) as context:
         with context.write_session() as session:
-            document = composition.as_json(Choice((ADAPTER,), (single, Candidate(Composition(), 100, 50)), BASE))
+            document = composition.as_json(
+                Choice((ADAPTER,), (single, Candidate(Composition(), 100, 50)), Composition())
+            )
             save_composition(session, CYCLE, document, at=T0)
             save_gate(session, dataclasses.replace(GATE, adapter=ADAPTER), cycle_id=CYCLE, at=T0)
         decide(context, ADAPTER, True, actor="a person")

@@ -7,8 +7,9 @@ capabilities (``traced.pipeline.mixture``). They are compared by successive halv
 of that capability passes a gate of its own, or leaves. The best candidate then meets what is live on gate seeds
 (``traced.routing.composition`` says when it serves).
 
-The seeds are the last ones of the train split. A list of tasks that is short shares them with the collection, from
-which no candidate was trained. Gate and test seeds decide nothing here.
+The seeds are the last ones of the train split. A list of tasks that is too short for them is played in several trials,
+and shares its tasks with the collection. No adapter was trained on these, but the classifier of a router was fitted on
+their openings. Gate and test seeds choose nothing here.
 """
 
 import asyncio
@@ -30,11 +31,11 @@ from traced.evaluation.intervals import count_pairs, pair
 from traced.inference.policies import Policy
 from traced.pipeline.adapter_files import serve_version
 from traced.pipeline.context import Context, RunningStage
-from traced.pipeline.episodes import EPISODE_S, episodes, model_policy, split_jobs
+from traced.pipeline.episodes import EPISODE_S, episodes, first_jobs, model_policy, split_jobs
 from traced.pipeline.gate import gate, gate_temperature, policy_of, round_jobs
 from traced.pipeline.merged_version import RECIPES, merge_members, publish_merge, remove_merges, with_emphasis
-from traced.pipeline.mixture import members_and_live
-from traced.pipeline.routers import routers
+from traced.pipeline.mixture import members_and_live, sound
+from traced.pipeline.routers import available, routers
 from traced.rollouts.episodes import EpisodeJob
 from traced.routing.composition import (
     BASE,
@@ -59,7 +60,7 @@ class Field:
     """The candidates, and what is needed to play them.
 
     Attributes:
-        routers: The routers over ``members`` by name.
+        routers: The routers over ``members`` by name; none if no candidate has a router.
         joint_versions: The versions that were trained for several capabilities.
         merges: The folder of each merged adapter that is not published, by the name that it is served under.
     """
@@ -84,14 +85,18 @@ class Field:
 async def composition_policy(
     context: Context, composition: Composition, routers_by_name: Mapping[str, FallbackRouter], temperature: float
 ) -> Policy:
-    """Return the policy of a composition at a temperature; its versions must be served already."""
+    """Return the policy of a composition at a temperature; its versions must be served already.
+
+    Args:
+        routers_by_name: The routers over ``composition.routed``. Where the composition's is missing, another decides.
+    """
     if not composition.router:
         return await model_policy(context, composition.model, temperature)
     engine, tokens = await context.engine(), context.settings.engine.max_tokens
     margin = context.settings.routing.margin if composition.by_turn else None
     return RoutedPolicy(
         lambda model: engine.policy(model, temperature, tokens),
-        routers_by_name[composition.router],
+        routers_by_name[available(composition.router, routers_by_name)],
         turn_margin=margin,
         default=composition.default or BASE,
     )
@@ -119,6 +124,15 @@ async def compose(context: Context, adapters: Sequence[str], joint_versions: Seq
         adapters: The versions of this cycle that passed their gate. Live versions of other capabilities take part too.
         joint_versions: The versions that were trained for several capabilities.
     """
+    try:
+        # One may have been quarantined since its gate.
+        return await _compose(context, sound(context, adapters), sound(context, joint_versions))
+    finally:
+        # Each is as large as an adapter, and can be made again.
+        remove_merges(context)
+
+
+async def _compose(context: Context, adapters: Sequence[str], joint_versions: Sequence[str]) -> list[str]:
     if not adapters or not context.settings.composition.seeds:
         # Recorded too: a checkpoint that claims this stage is compared with the store.
         with context.stage(COMPOSE, TITLE) as stage:
@@ -146,17 +160,29 @@ async def compose(context: Context, adapters: Sequence[str], joint_versions: Seq
         choice = await _against_live(contest, ranking, live, stage)
         with context.write_session() as session:
             save_composition(session, context.cycle_id, as_json(choice), at=context.now())
-        remove_merges(context)
-        stage.detail = {"candidates": [_detail(candidate) for candidate in ranking], "incumbent": choice.incumbent}
+        stage.detail = {"candidates": [_detail(candidate) for candidate in ranking]}
+        stage.detail |= {"incumbent": choice.incumbent.name}
         stage.detail |= {"answer": choice.gate.answer.value if choice.gate else "", "merged": merged}
         stage.figure = _figure(choice)
     return [merged] if merged else []
 
 
 def validation_jobs(context: Context) -> list[EpisodeJob]:
-    """Return the episodes on which compositions are compared: the last seeds of the train split."""
-    split = context.target.splits["train"]
-    return split_jobs(context.target, "train", split[-context.settings.composition.seeds :])
+    """Return the episodes on which compositions are compared: the last seeds of the train split.
+
+    A list of tasks that is shorter is played again, in further trials.
+    """
+    split, count = context.target.splits["train"], context.settings.composition.seeds
+    if len(split) < count:
+        return first_jobs(context.target, "train", count)
+    return split_jobs(context.target, "train", split[-count:])
+
+
+def validation_temperature(context: Context) -> float:
+    """Return the temperature of these episodes: that of evaluations unless greedy trials would be repetitions."""
+    settings = context.settings
+    repeated = len(context.target.splits["train"]) < settings.composition.seeds and not settings.engine.temperature
+    return settings.collect.temperature if repeated else settings.engine.temperature
 
 
 async def _ranking(contest: Field, compositions: Sequence[Composition], stage: RunningStage) -> list[Candidate]:
@@ -174,17 +200,22 @@ async def _with_weighted_merges(contest: Field, ranking: list[Candidate], stage:
         return ranking
     weighted = await asyncio.to_thread(merge_members, contest.context, contest.members, recipes)
     contest.merges = {**contest.merges, **weighted}
-    # The best one is not played twice: its episodes are stored.
-    return [*await _ranking(contest, [best, *(Composition((name,)) for name in weighted)], stage), *ranking[1:]]
+    candidates = [*ranking, *await _ranking(contest, [Composition((name,)) for name in weighted], stage)]
+    # Those that left a race before its last round have played half of its tasks or fewer.
+    full_count = max(candidate.tasks for candidate in candidates)
+    finalists = [candidate for candidate in candidates if 2 * candidate.tasks > full_count]
+    others_behind = [candidate for candidate in candidates if 2 * candidate.tasks <= full_count]
+    return [*sorted(finalists, key=lambda candidate: -candidate.success), *others_behind]
 
 
 async def _validated(
     contest: Field, composition: Composition, jobs: Sequence[EpisodeJob], tick: Callable[[], None]
 ) -> tuple[int, int]:
     """Return how many of these episodes of a composition were judged, and how many of them succeeded."""
-    context, temperature = contest.context, contest.context.settings.engine.temperature
-    # The base model's own episodes on the train split are the collected ones.
-    name = f"validation {composition.name} {_digest(composition)}"
+    context, temperature = contest.context, validation_temperature(contest.context)
+    # The base model's own episodes on the train split are the collected ones. Merges of other members have one name.
+    folder = contest.merges.get(composition.model)
+    name = f"validation {composition.name} {_digest(composition, folder.name if folder else '')}"
     async with _loaded_merge(contest, composition), context.target_source() as source:
         trajectories = await episodes(
             context,
@@ -220,8 +251,8 @@ def composition_of(context: Context, live: Sequence[str]) -> Composition | None:
         return serving_composition(read_choices(compositions(session).values()), live)
 
 
-def _digest(composition: Composition) -> str:
-    return hashlib.sha256(repr(composition).encode()).hexdigest()[:12]
+def _digest(composition: Composition, merge: str = "") -> str:
+    return hashlib.sha256(f"{composition!r}{merge}".encode()).hexdigest()[:12]
 
 
 async def _with_gated_version(contest: Field, ranking: list[Candidate]) -> tuple[list[Candidate], str]:
@@ -232,9 +263,9 @@ async def _with_gated_version(contest: Field, ranking: list[Candidate]) -> tuple
     if first not in joint_models:
         return unmerged, ""
     version = first
-    if first in contest.merges:
-        version = await publish_merge(contest.context, contest.members, first, contest.merges[first])
     try:
+        if first in contest.merges:
+            version = await publish_merge(contest.context, contest.members, first, contest.merges[first])
         await gate(contest.context, version)
     except CapabilityError as error:
         contest.context.progress.note(error.message)
@@ -271,33 +302,27 @@ async def _against_live(
     """Return the choice, with the best candidate against what is live on the gate split."""
     context = contest.context
     incumbent = composition_of(context, live)
-    routers_by_name = contest.routers
     if incumbent is None and live:
-        routers_by_name = {**contest.routers, **await routers(context, live)}
-        incumbent = Composition(tuple(live), next(iter(routers_by_name), BY_LABELS))
+        incumbent = Composition(tuple(live), next(iter(await routers(context, live)), BY_LABELS))
     incumbent = incumbent or Composition()
     best = ranking[0].composition
     comparison: PairedDifference | None = None
-    considered = tuple(dict.fromkeys([*contest.members, *best.models]))
+    considered = tuple(dict.fromkeys([*contest.members, *best.models, *live]))
     if best != incumbent:
         jobs = round_jobs(context.target, 1, context.settings.gate)
-        sides = [
-            await _on_gate_split(context, composition, routers_by_name, jobs, stage)
-            for composition in (incumbent, best)
-        ]
+        sides = [await _on_gate_split(contest, composition, jobs, stage) for composition in (incumbent, best)]
         policy = replace(policy_of(context), max_rounds=1)
         comparison = judge_comparison("target", count_pairs(pair(*sides)), policy, 1)
-    return Choice(considered, tuple(ranking), incumbent.name, comparison)
+    return Choice(considered, tuple(ranking), incumbent, comparison)
 
 
 async def _on_gate_split(
-    context: Context,
-    composition: Composition,
-    routers_by_name: Mapping[str, FallbackRouter],
-    jobs: Sequence[EpisodeJob],
-    stage: RunningStage,
+    contest: Field, composition: Composition, jobs: Sequence[EpisodeJob], stage: RunningStage
 ) -> list[Trajectory]:
     """Return the episodes of a composition on the gate split; those of a model that was gated are stored already."""
+    context, routers_by_name = contest.context, contest.routers
+    if composition.router and (not routers_by_name or composition.routed != tuple(contest.members)):
+        routers_by_name = await routers(context, composition.routed)
     temperature = gate_temperature(context.target, context.settings)
     async with context.target_source() as source:
         return await episodes(
@@ -322,4 +347,4 @@ def _figure(choice: Choice) -> str:
     if choice.gate is None:
         return f"{text}; it is live already"
     gain = f"{points(choice.gate.difference)} [{points(choice.gate.low)}, {points(choice.gate.high)}]"
-    return f"{text}; against {choice.incumbent} {gain} on gate seeds: {choice.gate.answer.value}"
+    return f"{text}; against {choice.incumbent.name} {gain} on gate seeds: {choice.gate.answer.value}"

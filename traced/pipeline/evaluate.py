@@ -29,7 +29,7 @@ from traced.pipeline.compose import composition_of, composition_policy
 from traced.pipeline.context import Context
 from traced.pipeline.episodes import BASE, EPISODE_S, episodes, first_jobs, model_policy, trials_of, trials_text
 from traced.pipeline.promote import routable_adapters
-from traced.pipeline.routers import routers
+from traced.pipeline.routers import available, routers
 from traced.pipeline.self_check import SELF_CHECK, self_check
 from traced.pipeline.train import job_for, run_summary, store_variables, with_servers, with_user
 from traced.rollouts.episodes import EpisodeJob
@@ -145,8 +145,9 @@ async def _model_on_test(context: Context, source: EpisodeSource, model: str) ->
 
 async def _router_on_test(context: Context, source: EpisodeSource, composition: Composition) -> None:
     temperature = context.settings.engine.temperature
-    routers_by_name = await routers(context, composition.routed)
-    serving = composition.router if composition.router in routers_by_name else next(iter(routers_by_name))
+    routers_by_name = await routers(context, composition.routed, publish=True)
+    serving = available(composition.router, routers_by_name)
+    # Without a stored choice the settings' router decides.
     policy = await composition_policy(context, replace(composition, router=serving), routers_by_name, temperature)
     assert isinstance(policy, RoutedPolicy)
     trajectories = await on_test(context, source, ROUTED, policy)
@@ -159,13 +160,17 @@ async def _router_on_test(context: Context, source: EpisodeSource, composition: 
     with context.write_session() as session:
         save_routing(session, choices)
     other_routers = {name: router for name, router in routers_by_name.items() if name != serving}
-    await _record_other_choices(context, serving, other_routers, sound)
+    await _record_other_choices(context, serving, other_routers, sound, composition.default or BASE)
 
 
 async def _record_other_choices(
-    context: Context, serving: str, other_routers: Mapping[str, Router], trajectories: Sequence[Trajectory]
+    context: Context,
+    serving: str,
+    other_routers: Mapping[str, Router],
+    trajectories: Sequence[Trajectory],
+    default: str,
 ) -> None:
-    """Record in the stage's event what the routers that do not serve would have chosen."""
+    """Record in the stage's event what the routers that do not serve would have chosen; ``default`` for the base."""
     with context.stage(ROUTE, "Compare with the other router", total=len(other_routers) * len(trajectories)) as stage:
         picks: dict[str, dict[str, str]] = {}
         reasons: dict[str, dict[str, int]] = {}
@@ -173,7 +178,7 @@ async def _record_other_choices(
             picks[name], reason_counts = {}, Counter[str]()
             for trajectory in trajectories:
                 decision = await router.choose(Task("", opening_messages(trajectory.messages), []))
-                picks[name][episode_key(trajectory)] = decision.model
+                picks[name][episode_key(trajectory)] = default if decision.model == BASE else decision.model
                 reason_counts.update([decision.reason] if decision.reason else [])
                 stage.advance()
             reasons[name] = dict(reason_counts)

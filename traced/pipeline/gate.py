@@ -113,8 +113,7 @@ async def _compare(context: Context, adapter: str, minimum_rounds: int, stage: R
     with context.read_session() as session:
         environment = get_adapter(session, adapter).environment_hash
     await serve_version(context, adapter)
-    capabilities = tuple(name for _, name in capabilities_of(context, adapter))
-    sides = Sides(capabilities, environment, Player(BASE), Player(adapter))
+    sides = Sides(tuple(capabilities_of(context, adapter)), environment, Player(BASE), Player(adapter))
     result = await compare(context, adapter, sides, policy_of(context), stage, minimum_rounds=minimum_rounds)
     # The result holds only for these bytes.
     await check_version(context, adapter)
@@ -148,9 +147,9 @@ def policy_of(context: Context) -> GatePolicy:
 
 @dataclass(frozen=True)
 class Sides:
-    """The two players compared in an environment (given by hash) for these capabilities of the cycle."""
+    """The two players compared in an environment (given by hash) for these capabilities, each with its cycle."""
 
-    capabilities: tuple[str, ...]
+    capabilities: tuple[tuple[str, str], ...]
     environment: str
     baseline: Player
     candidate: Player
@@ -267,9 +266,9 @@ class _Rounds:
 
     async def _exercising_tasks(self, trajectories: Sequence[Trajectory]) -> set[str]:
         labels: list[Label] = []
-        for name in self.sides.capabilities:
+        for cycle_id, name in self.sides.capabilities:
             with self.context.read_session() as session:
-                capability = get_capability(session, self.context.cycle_id, name)
+                capability = get_capability(session, cycle_id, name)
             # A builtin detector is deterministic and free; a language model is asked only where none exists.
             if name in DETECTORS:
                 labels += label(trajectories, [capability], run=0, seed=self.context.settings.seed)
@@ -277,4 +276,4 @@ class _Rounds:
                 labels += await label_capability(
                     analysis_context(self.context), trajectories, capability, "gate", self._show_questions
                 )
-        return exercising_tasks(trajectories, labels, self.sides.capabilities)
+        return exercising_tasks(trajectories, labels, {name for _, name in self.sides.capabilities})

@@ -58,13 +58,19 @@ async def mixture(context: Context, adapters: Sequence[str]) -> list[tuple[str, 
 def members_and_live(context: Context, adapters: Sequence[str]) -> tuple[list[str], list[str]]:
     """Return the versions that take part in compositions with ``adapters``, and those that are live."""
     with context.read_session() as session:
-        quarantined = quarantined_adapters(session)
         live = live_of_model(session, get_cycle(session, context.cycle_id).model)
-    live = [name for name in live if name not in quarantined]
+    adapters, live = sound(context, adapters), sound(context, live)
     new_capabilities = {capability_of(name) for name in adapters}
     # A merge of merges would count a member twice.
     other_versions = [name for name in live if capability_of(name) not in {*new_capabilities, MERGED}]
     return [*adapters, *other_versions], live
+
+
+def sound(context: Context, names: Sequence[str]) -> list[str]:
+    """Return the versions that are not in quarantine."""
+    with context.read_session() as session:
+        quarantined = quarantined_adapters(session)
+    return [name for name in names if name not in quarantined]
 
 
 async def store_mixture(context: Context, members: Sequence[str]) -> str:
@@ -130,7 +136,13 @@ def _undistillable(context: Context, members: Sequence[str]) -> str:
     with context.read_session() as session:
         folders = {name: Path(get_adapter(session, name).path) for name in members}
     for name, folder in folders.items():
-        rank = json.loads((folder / "adapter_config.json").read_text("utf-8"))["r"]
-        if rank != training.lora_r:
-            return f"{name} has rank {rank}, and training.lora_r is {training.lora_r}"
+        config = json.loads((folder / "adapter_config.json").read_text("utf-8"))
+        # A teacher's matrices are used at the scale of the trained adapter.
+        for key, title, expected in (
+            ("r", "rank", training.lora_r),
+            ("lora_alpha", "lora_alpha", training.lora_alpha),
+            ("use_rslora", "use_rslora", False),
+        ):
+            if config.get(key, False) != expected:
+                return f"{name} has {title} {config.get(key)}, and the training has {expected}"
     return ""

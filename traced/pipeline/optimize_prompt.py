@@ -174,7 +174,7 @@ class _EvolutionRun:
 async def _gates(context: Context, capability: str, environment: str, patch: str, stage: RunningStage) -> Gates:
     """Return the prompt's gate, the adapter's gate, and the comparison between them."""
     policy, prompt = policy_of(context), Player(BASE, patch)
-    sides = Sides((capability,), environment, Player(BASE), prompt)
+    sides = Sides(((context.cycle_id, capability),), environment, Player(BASE), prompt)
     against_base = await compare(context, prompt.name, sides, policy, stage)
     adapter = adapter_trained_in(context, capability, environment)
     if adapter is None:

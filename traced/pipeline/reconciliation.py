@@ -100,7 +100,9 @@ def claims_of(snapshot: StateSnapshot, *, prompt_first: bool) -> Iterator[Claim]
     if position > NODES.index("promote") and capabilities:
         yield Claim("promote")
     if position > NODES.index("evaluate") and capabilities:
-        yield Claim("evaluate", names=("evaluate", ROUTE if values.get("promoted") else stage_of(BASE)))
+        # Where one adapter answers for all, no router is evaluated.
+        last = (ROUTE, *map(stage_of, values["promoted"])) if values.get("promoted") else (stage_of(BASE),)
+        yield Claim("evaluate", names=("evaluate", *last))
     if position > NODES.index("report"):
         yield Claim("report")
 

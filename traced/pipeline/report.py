@@ -231,7 +231,7 @@ def _composition(context: Context, adapters: Sequence[AdapterFigures]) -> Compos
         for candidate in choice.candidates
     ]
     name = serving.name if serving else NO_CHOICE
-    return CompositionFigures(candidates, choice.incumbent, choice.gate, name)
+    return CompositionFigures(candidates, choice.incumbent.name, choice.gate, name)
 
 
 def _decisions(composition: Composition) -> str:

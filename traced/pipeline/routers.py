@@ -2,13 +2,15 @@
 
 Examples are openings of each adapter's own synthetic environment, and openings of labelled conversations that needed
 exactly one of the adapters' capabilities (for the base model: none). No gate or test seed is ever used. The
-classifier is stored in the run's folder and fitted again only for other adapters, another base model or other
-embeddings, so every process routes alike. It is fitted on the embeddings that ``traced serve`` decides on: those of
+classifiers of a cycle, one for each set of adapters, are stored in its folder and fitted again only for another base
+model or other embeddings, so every process routes alike. Routers of ``traced serve`` see only the published one: that
+of the promoted adapters. It is fitted on the embeddings that ``traced serve`` decides on: those of
 ``routing.embeddings_url``, else of the engine. Without embeddings or with too few examples the label tokens decide, and
 the stage's event says why.
 """
 
 import asyncio
+import hashlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -43,20 +45,25 @@ from traced.routing.routers import BASE, BY_LABELS, HIDDEN_STATE, FallbackRouter
 from traced.targets.errors import SimulatorError
 
 FIT = "fit router"
+CLASSIFIERS = "classifiers"  # the folder of a cycle with the classifiers that it has fitted
 # Seeds of a synthetic environment; training, gates and prompts use others, so the router is not fitted on test data.
 ROUTING_SEEDS = range(1_000_000, 1_000_200)
 
 Example = tuple[str, str]  # an opening text, and the model that should serve it
 
 
-async def routers(context: Context, adapters: Sequence[str]) -> dict[str, FallbackRouter]:
-    """Return the routers that can decide by their names in ``routing.router``, the serving one first."""
+async def routers(context: Context, adapters: Sequence[str], *, publish: bool = False) -> dict[str, FallbackRouter]:
+    """Return the routers that can decide by their names in ``routing.router``, the serving one first.
+
+    Args:
+        publish: Whether ``traced serve`` may use the classifier; only for adapters that were promoted.
+    """
     engine = await context.engine()
     with context.read_session() as session:
         labels = LabelRouter(engine.client, [adapter_route(session, name) for name in adapters])
     by_labels = FallbackRouter([labels])
     try:
-        hidden_state = await hidden_state_router(context, adapters)
+        hidden_state = await hidden_state_router(context, adapters, publish=publish)
     except (RouterFitError, EmbeddingsError) as error:
         return {BY_LABELS: FallbackRouter([labels], {HIDDEN_STATE: error.message})}
     if context.settings.routing.router == BY_LABELS:
@@ -64,14 +71,18 @@ async def routers(context: Context, adapters: Sequence[str]) -> dict[str, Fallba
     return {HIDDEN_STATE: FallbackRouter([hidden_state, labels]), BY_LABELS: by_labels}
 
 
-async def hidden_state_router(context: Context, adapters: Sequence[str]) -> HiddenStateRouter:
-    """Return the stored hidden-state router, or fit one.
+def available(name: str, routers_by_name: Mapping[str, FallbackRouter]) -> str:
+    """Return the name of the router that decides instead of one that is not there."""
+    return name if name in routers_by_name else next(iter(routers_by_name))
+
+
+async def hidden_state_router(context: Context, adapters: Sequence[str], *, publish: bool = False) -> HiddenStateRouter:
+    """Return the stored hidden-state router, or fit one; ``publish`` as in ``routers``.
 
     Raises:
         EmbeddingsError: The engine has no embeddings, and ``routing.embeddings_url`` names no other server.
         RouterFitError: There are too few examples.
     """
-    path = classifier_file(context.data_dir, context.cycle_id)
     digest = await asyncio.to_thread(base_digest, context.model.path, context.data_dir)
     try:
         source = await context.embedding_source()
@@ -80,8 +91,13 @@ async def hidden_state_router(context: Context, adapters: Sequence[str]) -> Hidd
         with context.stage(FIT, "Fit the hidden-state router") as stage:
             _report_labels(stage, str(error))
         raise
+    path = (
+        context.run_dir / CLASSIFIERS / f"{hashlib.sha256(' '.join(sorted(adapters)).encode()).hexdigest()[:12]}.json"
+    )
     existing = stored_classifier(path, adapters, digest, identity)
     if existing is not None:
+        if publish:
+            _publish(context, existing)
         return HiddenStateRouter(source, existing)
     total = len(adapters) * len(ROUTING_SEEDS)
     with context.stage(FIT, "Fit the hidden-state router", total=total) as stage:
@@ -94,15 +110,23 @@ async def hidden_state_router(context: Context, adapters: Sequence[str]) -> Hidd
             _report_labels(stage, str(error))
             failure = error
         else:
+            path.parent.mkdir(parents=True, exist_ok=True)
             publish_file(path, as_json(classifier))
-            # Routers on other machines read it from the store.
-            with context.write_session() as session:
-                save_fitted_router(session, context.cycle_id, as_json(classifier), at=context.now())
+            if publish:
+                _publish(context, classifier)
             stage.detail = {"router": HIDDEN_STATE, "classes": classifier.classes, "examples": classifier.examples}
             stage.figure = ", ".join(f"{model} {count}" for model, count in classifier.examples.items())
             return HiddenStateRouter(source, classifier)
     # After the stage's closing event, which has the reason.
     raise failure
+
+
+def _publish(context: Context, classifier: HiddenStateClassifier) -> None:
+    document = as_json(classifier)
+    publish_file(classifier_file(context.data_dir, context.cycle_id), document)
+    # Routers on other machines read it from the store.
+    with context.write_session() as session:
+        save_fitted_router(session, context.cycle_id, document, at=context.now())
 
 
 def _report_labels(stage: RunningStage, reason: str) -> None:

@@ -3,8 +3,9 @@
 A composition is a router over some adapters, decided per conversation or per turn of the user, or one adapter (a merged
 one is an adapter like any other) that answers everything. Both together are a router whose conversations of the base
 model go to a merged adapter. A cycle compares the candidates on the target and stores
-them, best first. A stored choice serves while it passed its gate and has considered every version that is live: its
-first candidate whose versions are all live. Otherwise a router chooses among all live versions, as without a choice.
+them, best first. A stored choice decides while it has considered every version that is live. If it passed its gate, or
+was not shown to be worse than the base model alone, its first candidate serves whose versions are all live; otherwise
+what was live before goes on serving. Where no choice decides, a router chooses among all live versions.
 """
 
 import json
@@ -80,29 +81,35 @@ class Choice:
     """The candidates of a cycle, best first.
 
     Attributes:
-        considered: The adapter versions that took part in any of them.
-        gate: The first one against what was live before, on gate seeds; None if that is the first one itself.
-        incumbent: The name of what was live before.
+        considered: The adapter versions that took part in any of them, or were live.
+        incumbent: What was live before; without models it is the base model.
+        gate: The first one against the incumbent, on gate seeds; None if that is the first one itself.
     """
 
     considered: tuple[str, ...]
     candidates: tuple[Candidate, ...]
-    incumbent: str
+    incumbent: Composition
     gate: PairedDifference | None = None
 
     @property
-    def has_passed(self) -> bool:
-        """Return whether the best candidate may serve: it was live already, or it passed against what was live."""
+    def may_serve(self) -> bool:
+        """Return whether the candidates may serve.
+
+        The best one was live already, or it passed against the incumbent. If that is the base model, it need not pass:
+        every adapter passed a gate of its own against the base, so anything else would serve without a comparison.
+        """
         if self.gate is None:
             return bool(self.candidates[0].composition.models)
-        return self.gate.answer is GateAnswer.PASS
+        if self.gate.answer is GateAnswer.PASS:
+            return True
+        return not self.incumbent.models and self.gate.answer is not GateAnswer.FAIL
 
     def serving(self, live: Collection[str]) -> Composition | None:
         """Return what serves with these versions live; None if this choice does not decide that."""
-        if not self.has_passed or not set(live) <= set(self.considered):
+        if not set(live) <= set(self.considered):
             return None
-        possible = (candidate.composition for candidate in self.candidates if candidate.composition.models)
-        return next((composition for composition in possible if set(composition.models) <= set(live)), None)
+        candidates = [candidate.composition for candidate in self.candidates] if self.may_serve else [self.incumbent]
+        return next((c for c in candidates if c.models and set(c.models) <= set(live)), None)
 
 
 def serving_composition(choices: Iterable[Choice], live: Collection[str]) -> Composition | None:
@@ -161,9 +168,8 @@ def read_choice(document: str) -> Choice:
     try:
         values = json.loads(document)
         gate = values["gate"] and PairedDifference(**values["gate"] | {"answer": GateAnswer(values["gate"]["answer"])})
-        return Choice(
-            tuple(values["considered"]), tuple(map(_candidate, values["candidates"])), values["incumbent"], gate
-        )
+        candidates, incumbent = tuple(map(_candidate, values["candidates"])), _incumbent(values["incumbent"])
+        return Choice(tuple(values["considered"]), candidates, incumbent, gate)
     except (ValueError, KeyError, TypeError) as error:
         raise CompositionError(f"a stored composition cannot be read: {error}", hint="traced doctor") from error
 
@@ -174,8 +180,16 @@ def read_choices(documents: Iterable[str]) -> list[Choice]:
 
 
 def _candidate(values: dict[str, Any]) -> Candidate:
-    composition = values["composition"]
-    models: Sequence[str] = composition["models"]
-    default = composition.get("default", "")  # compositions of earlier releases have none
-    members = Composition(tuple(models), composition["router"], composition["by_turn"], default)
-    return Candidate(members, int(values["tasks"]), int(values["successes"]))
+    return Candidate(_composition(values["composition"]), int(values["tasks"]), int(values["successes"]))
+
+
+def _composition(values: dict[str, Any]) -> Composition:
+    default = values.get("default", "")  # compositions of earlier releases have none
+    return Composition(tuple(values["models"]), values["router"], values["by_turn"], default)
+
+
+def _incumbent(values: dict[str, Any] | str) -> Composition:
+    if isinstance(values, str):
+        # Earlier releases have the name alone; that of a router is no live version, and so never serves.
+        return Composition() if values == BASE else Composition((values,))
+    return _composition(values)

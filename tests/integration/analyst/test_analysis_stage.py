@@ -199,7 +199,7 @@ async def test_a_gate_uses_the_model_for_a_capability_without_a_detector(context
     async def exercising(at: Context) -> set[str]:
         displayed = RunningStage(NOTHING, "gate")
         NOTHING.start(displayed.key, "Gate")
-        sides = gate.Sides((VERIFICATION["name"],), "", Player(BASE), Player("x@v1"))
+        sides = gate.Sides(((CYCLE, VERIFICATION["name"]),), "", Player(BASE), Player("x@v1"))
         rounds = gate._Rounds(at, sides, at.target, at.target, displayed)  # type: ignore[arg-type]
         return await rounds._exercising_tasks(base)
 

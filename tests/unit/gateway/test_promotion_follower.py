@@ -218,7 +218,7 @@ def save_choice(store: Engine, *compositions: Composition) -> None:
     gate = PairedDifference("target", 200, 0.3, 0.6, 0.3, 0.2, 0.4, 0.9, 0.0, GateAnswer.PASS)
     candidates = tuple(Candidate(composition, 100, 50) for composition in compositions)
     with write_session(store) as session:
-        choice = Choice((DATES, TOOLS, MERGED), candidates, "base", gate)
+        choice = Choice((DATES, TOOLS, MERGED), candidates, Composition(), gate)
         save_composition(session, "c2", as_json_text(choice), at=chain.later(65))
 
 

@@ -1,5 +1,7 @@
 """Which compositions are compared after the best merge is known."""
 
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -7,6 +9,8 @@ from typing import Any, cast
 import pytest
 
 from traced.config.settings import load_settings
+from traced.core.errors import CapabilityError
+from traced.evaluation.gate import GatePolicy
 from traced.pipeline import compose
 from traced.pipeline.merged_version import RECIPES, Recipe, remove_merges, with_emphasis
 from traced.routing.composition import Candidate, Composition
@@ -78,7 +82,7 @@ def test_each_member_of_the_best_merge_is_emphasised_in_turn() -> None:
 async def test_the_best_merge_is_compared_with_weighted_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     first = RECIPES[0].name
     more_of_a, more_of_b = (recipe.name for recipe in with_emphasis(first, (A, B)))
-    rates = {first: 0.8, more_of_a: 0.9, more_of_b: 0.7}
+    rates = {more_of_a: 0.9, more_of_b: 0.7}
 
     async def validated(_: object, composition: Composition, jobs: list[int], __: object) -> tuple[int, int]:
         return len(jobs), round(rates[composition.model] * len(jobs))
@@ -93,7 +97,9 @@ async def test_the_best_merge_is_compared_with_weighted_ones(monkeypatch: pytest
     stage: Any = SimpleNamespace(advance=print)
     ranking = [Candidate(Composition((first,)), 40, 32), Candidate(Composition((A,)), 40, 30)]
     ranking = await compose._with_weighted_merges(field, ranking, stage)
-    assert [candidate.composition.name for candidate in ranking] == [more_of_a, first, more_of_b, A]
+    # All played all tasks, and the best merge kept its figures.
+    assert [candidate.composition.name for candidate in ranking] == [more_of_a, first, A, more_of_b]
+    assert ranking[1] == Candidate(Composition((first,)), 40, 32)
     assert field.merges == {name: Path(name) for name in (more_of_a, more_of_b)}
     # An adapter of one capability that is the best stays so.
     assert await compose._with_weighted_merges(field, ranking[::-1], stage) == ranking[::-1]
@@ -106,3 +112,151 @@ def test_only_the_merges_of_the_cycle_are_removed(tmp_path: Path) -> None:
     remove_merges(context)
     remove_merges(context)
     assert [path.name for path in tmp_path.iterdir()] == ["training"]
+
+
+async def test_a_lucky_start_of_a_weighted_merge_displaces_nobody_who_played_all(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    first = RECIPES[0].name
+
+    async def validated(_: object, __: object, jobs: list[int], ___: object) -> tuple[int, int]:
+        # 82 % on the first quarter, 76 % on all.
+        return len(jobs), sum(16 if job < 20 else 15 for job in jobs) // 20
+
+    monkeypatch.setattr(compose, "_validated", validated)
+    monkeypatch.setattr(compose, "validation_jobs", lambda _: list(range(80)))
+    monkeypatch.setattr(
+        compose, "merge_members", lambda _, __, recipes: {recipe.name: Path(recipe.name) for recipe in recipes}
+    )
+    router = Composition((A, B), "labels")
+    ranking = [
+        Candidate(Composition((first,)), 80, 67),
+        Candidate(router, 80, 65),
+        Candidate(Composition((A,)), 20, 20),  # left after the first round
+    ]
+    stage: Any = SimpleNamespace(advance=print)
+    ranking = await compose._with_weighted_merges(contest("merged"), ranking, stage)
+    assert [candidate.composition for candidate in ranking[:2]] == [Composition((first,)), router]
+    assert ranking[-1].composition == Composition((A,))
+
+
+def recorded_plays(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Composition, Any]]:
+    """Record which composition plays with which routers; the routers over some adapters are these adapters."""
+    plays: list[tuple[Composition, Any]] = []
+
+    async def routers(_: object, adapters: Sequence[str]) -> dict[str, Any]:
+        return {"hidden-state": tuple(adapters)}
+
+    async def composition_policy(_: object, composition: Composition, by_name: Any, __: float) -> None:
+        plays.append((composition, dict(by_name)))
+
+    async def episodes(*_: object, **__: object) -> list[Any]:
+        return []
+
+    for name, value in [("routers", routers), ("composition_policy", composition_policy), ("episodes", episodes)]:
+        monkeypatch.setattr(compose, name, value)
+    monkeypatch.setattr(compose, "round_jobs", lambda *_: [])
+    monkeypatch.setattr(compose, "gate_temperature", lambda *_: 0.0)
+    monkeypatch.setattr(compose, "policy_of", lambda _: GatePolicy())
+    return plays
+
+
+@pytest.mark.parametrize(
+    ("choice_before", "expected"),
+    [
+        (Composition((A, B), "hidden-state"), (A, B)),  # an earlier choice decides
+        (None, (A, B)),
+        (Composition(("merged@v1",)), None),
+    ],
+)
+@pytest.mark.parametrize("kinds", [("single", "router"), ("single", "merged")])
+async def test_each_side_is_played_by_routers_over_its_own_adapters(
+    monkeypatch: pytest.MonkeyPatch,
+    choice_before: Composition | None,
+    expected: tuple[str, ...] | None,
+    kinds: tuple[str, ...],
+) -> None:
+    """A third adapter comes to two that are live."""
+    plays = recorded_plays(monkeypatch)
+    monkeypatch.setattr(compose, "composition_of", lambda *_: choice_before)
+    field, members = contest(*kinds), ("c@v1", A, B)
+    field.context = cast(Any, SimpleNamespace(target=None, settings=SimpleNamespace(gate=None), target_source=nothing))
+    field.members, field.routers = members, cast(Any, {"hidden-state": members} if "router" in kinds else {})
+    best = Composition(members, "hidden-state") if "router" in kinds else Composition(("c@v1",))
+    live = [A, B, MERGED] if choice_before and MERGED in choice_before.models else [A, B]
+    choice = await compose._against_live(field, [Candidate(best, 10, 9)], live, cast(Any, None))
+    (incumbent, incumbent_routers), (candidate, candidate_routers) = plays
+    assert incumbent == choice.incumbent == (choice_before or Composition((A, B), "hidden-state"))
+    if expected is not None:
+        assert incumbent_routers == {"hidden-state": expected}
+    assert candidate == best
+    assert candidate_routers == field.routers
+    assert set(choice.considered) == {*members, *live}
+
+
+@asynccontextmanager
+async def nothing() -> AsyncIterator[None]:
+    yield None
+
+
+async def test_a_merge_that_cannot_be_published_leaves_and_the_cycle_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    notes: list[str] = []
+
+    async def publish_merge(*_: object) -> str:
+        raise CapabilityError("the environments of a@v1, b@v1 cannot be mixed: a star import")
+
+    monkeypatch.setattr(compose, "publish_merge", publish_merge)
+    first = RECIPES[0].name
+    field = contest("single", "merged")
+    field.context = cast(Any, SimpleNamespace(progress=SimpleNamespace(note=notes.append)))
+    field.merges = {first: Path("merge")}
+    ranking = [Candidate(Composition((first,)), 40, 32), Candidate(Composition((A,)), 40, 30)]
+    assert await compose._with_gated_version(field, ranking) == (ranking[1:], "")
+    assert notes == ["the environments of a@v1, b@v1 cannot be mixed: a star import"]
+
+
+async def test_episodes_of_a_merge_are_those_of_its_members(monkeypatch: pytest.MonkeyPatch) -> None:
+    names: list[str] = []
+
+    async def episodes(*_: object, model: str, **__: object) -> list[Any]:
+        names.append(model)
+        return []
+
+    recorded_plays(monkeypatch)
+    monkeypatch.setattr(compose, "episodes", episodes)
+    monkeypatch.setattr(compose, "validation_temperature", lambda _: 0.0)
+    first = RECIPES[0].name
+    engine = SimpleNamespace(unload=no_operation)
+    context = SimpleNamespace(target_source=nothing, serve=no_operation, engine=returning(engine))
+    for folder in ("mean-1-aaaa", "mean-1-bbbb", "mean-1-aaaa"):
+        field = compose.Field(cast(Any, context), (A, B), merges={first: Path(folder)})
+        await compose._validated(field, Composition((first,)), [], lambda: None)
+    assert names[0] == names[2] != names[1]
+
+
+async def no_operation(*_: object) -> None:
+    """Load or unload nothing."""
+
+
+def returning(value: object) -> Any:
+    async def get() -> object:
+        return value
+
+    return get
+
+
+def test_a_short_list_of_tasks_is_validated_in_trials_that_differ(tmp_path: Path) -> None:
+    def context(seeds: int, **settings: object) -> Any:
+        split = range(100, 100 + seeds)
+        target = SimpleNamespace(splits={"train": split}, division=SimpleNamespace(task_id=str))
+        values = {"composition.seeds": 20, "collect.temperature": 0.9, **settings}
+        return SimpleNamespace(target=target, settings=load_settings(tmp_path, values))
+
+    jobs = compose.validation_jobs(context(8))
+    assert len(jobs) == 20
+    assert [(job.seed, job.trial) for job in jobs[7:9]] == [(107, 0), (100, 1)]
+    assert compose.validation_temperature(context(8)) == 0.9
+    assert compose.validation_temperature(context(8, **{"engine.temperature": 0.3})) == 0.3
+    jobs = compose.validation_jobs(context(50))
+    assert [(job.seed, job.trial) for job in jobs] == [(seed, 0) for seed in range(130, 150)]
+    assert compose.validation_temperature(context(50)) == 0.0

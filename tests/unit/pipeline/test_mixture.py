@@ -1,16 +1,20 @@
 """What is stored of the mixture of several environments."""
 
+import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from sqlalchemy import update
+from sqlmodel import col
 
 from sandbox.hashing import environment_hash
 from store.records import EnvironmentRecord
 from store.repositories.adapters import save_adapter, save_training_run
 from store.repositories.capabilities import get_capability, save_capabilities
 from store.repositories.environments import save_environment
+from store.tables import AdapterRow
 from tests.unit.pipeline.contexts import context_with_chain
 from tests.unit.store.chain import CAPABILITY, T0, adapter, training_run
 from traced.pipeline import mixture
@@ -53,3 +57,36 @@ async def test_another_attempt_may_have_other_members(tmp_path: Path, monkeypatc
         assert await members(names[:2]) == names[:2]
         with context.read_session() as session:
             assert "The returns one" in get_capability(session, "c1", MERGED).description
+
+
+def test_a_version_of_this_cycle_in_quarantine_takes_no_part(tmp_path: Path) -> None:
+    with context_with_chain(tmp_path, {}) as context:
+        names = [save_version(context, "refunds"), save_version(context, "returns")]
+        assert mixture.sound(context, names) == names
+        with context.write_session() as session:
+            session.execute(update(AdapterRow).where(col(AdapterRow.name) == names[0]).values(quarantined_at=T0))
+        assert mixture.sound(context, names) == names[1:]
+        members, _ = mixture.members_and_live(context, names)
+        assert names[0] not in members
+        assert names[1] in members
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, ""),
+        ({"r": 4}, "has rank 4, and the training has 8"),
+        ({"lora_alpha": 4}, "has lora_alpha 4, and the training has 16"),
+        ({"use_rslora": True}, "has use_rslora True, and the training has False"),
+    ],
+)
+def test_a_teacher_has_the_scale_of_the_trained_adapter(
+    tmp_path: Path, changes: dict[str, object], expected: str
+) -> None:
+    with context_with_chain(tmp_path, {"training.lora_r": 8, "training.lora_alpha": 16}) as context:
+        name = save_version(context, "refunds")
+        config = {"r": 8, "lora_alpha": 16, **changes}
+        (tmp_path / "adapter_config.json").write_text(json.dumps(config))
+        with context.write_session() as session:
+            session.execute(update(AdapterRow).where(col(AdapterRow.name) == name).values(path=str(tmp_path)))
+        assert mixture._undistillable(context, [name]) == (f"{name} {expected}" if expected else "")

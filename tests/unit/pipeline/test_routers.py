@@ -11,17 +11,23 @@ import pytest
 from store.database import open_store, read_session, sqlite_url, write_session
 from store.repositories.capabilities import save_capabilities, save_labels
 from store.repositories.cycles import save_cycle
+from store.repositories.routers import fitted_routers
 from store.repositories.trajectories import save_trajectories
 from store.types import Label, Outcome, Verdict
+from tests.unit.pipeline.contexts import context_with_chain
 from tests.unit.routing.test_hidden_state_router import CLASSIFIER, IDENTITY
 from tests.unit.store.chain import CAPABILITY, CYCLE, trajectory
 from traced.config.cycle_sections import GateSection
 from traced.inference import model_files
 from traced.inference.model_files import ModelFiles, weights_digest
+from traced.pipeline import routers as router_stage
+from traced.pipeline.context import Context
 from traced.pipeline.gate import GATE_SEEDS
 from traced.pipeline.routers import ROUTING_SEEDS, labelled_examples, stored_classifier, target_examples
 from traced.pipeline.train import TRAINING_SEEDS
-from traced.routing.hidden_state import as_json
+from traced.routing.embeddings import EmbeddingIdentity
+from traced.routing.hidden_state import as_json, read_classifier
+from traced.routing.router_files import classifier_file
 
 NA, PRESENT, LACKING = Verdict.NA, Verdict.PRESENT, Verdict.LACKING
 MODELS = {"dates": "dates@v1", "tools": "tools@v2"}
@@ -149,3 +155,44 @@ def test_examples_come_from_the_newest_cycle_that_knows_the_capability_and_the_b
         assert all(text[-1] == "2" for text, _ in labelled_examples(session, ["c2", "c1"], single))
         assert labelled_examples(session, ["c2", "c1"], {"more": "more@v1"}) == []
     store.dispose()
+
+
+async def test_only_the_classifier_of_promoted_adapters_is_published(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each set of adapters has a classifier of its own, fitted once."""
+    fits: list[list[str]] = []
+
+    async def of_environments(_: Context, adapters: Sequence[str], __: object) -> list[tuple[str, str]]:
+        fits.append(list(adapters))
+        return [(f"{name} {number}", name) for name in adapters for number in range(40)]
+
+    class Source:
+        async def identity(self) -> EmbeddingIdentity:
+            return IDENTITY
+
+        async def embed(self, texts: Sequence[str]) -> list[list[float]]:
+            return [[float(len(text)), float(text[0] == "a"), float(text[0] == "b")] for text in texts]
+
+    async def embedding_source(_: Context) -> Source:
+        return Source()
+
+    monkeypatch.setattr(router_stage, "_of_environments", of_environments)
+    monkeypatch.setattr(router_stage, "_of_target", lambda _, adapters: [("x", "base")] * 40)
+    monkeypatch.setattr(router_stage, "base_digest", lambda *_: "digest")
+    monkeypatch.setattr(Context, "embedding_source", embedding_source)
+    with context_with_chain(tmp_path, {}) as context:
+        file = classifier_file(context.data_dir, context.cycle_id)
+        for _ in range(2):
+            await router_stage.hidden_state_router(context, ["alpha@v1", "beta@v1", "gamma@v1"])
+            await router_stage.hidden_state_router(context, ["alpha@v1", "beta@v1"])
+        assert not file.exists()
+        with context.read_session() as session:
+            assert fitted_routers(session, [context.cycle_id]) == {}
+        await router_stage.hidden_state_router(context, ["beta@v1", "alpha@v1"], publish=True)
+        assert read_classifier(file).classes == ["alpha@v1", "base", "beta@v1"]
+        with context.read_session() as session:
+            assert fitted_routers(session, [context.cycle_id]) == {context.cycle_id: file.read_text()}
+        await router_stage.hidden_state_router(context, ["alpha@v1"], publish=True)
+        assert read_classifier(file).classes == ["alpha@v1", "base"]
+    assert fits == [["alpha@v1", "beta@v1", "gamma@v1"], ["alpha@v1", "beta@v1"], ["alpha@v1"]]

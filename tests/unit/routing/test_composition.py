@@ -1,5 +1,6 @@
 """Which composition serves, by what is stored and what is live."""
 
+import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -27,7 +28,7 @@ GATE = PairedDifference("target", 200, 0.3, 0.6, 0.3, 0.2, 0.4, 0.9, 0.0, GateAn
 
 def choice(*compositions: Composition, answer: GateAnswer = GateAnswer.PASS) -> Choice:
     candidates = tuple(Candidate(composition, 100, 50) for composition in compositions)
-    return Choice((A, B, MERGED), candidates, "base", replace(GATE, answer=answer))
+    return Choice((A, B, MERGED), candidates, Composition(), replace(GATE, answer=answer))
 
 
 MERGED_FIRST = choice(Composition((MERGED,)), ROUTER, Composition((A,)), Composition())
@@ -50,13 +51,25 @@ def test_the_best_candidate_whose_versions_are_live_serves(live: list[str], expe
     assert serving_composition([MERGED_FIRST], live) == expected
 
 
-@pytest.mark.parametrize("answer", [GateAnswer.FAIL, GateAnswer.INCONCLUSIVE])
-def test_a_choice_that_did_not_pass_serves_nothing(answer: GateAnswer) -> None:
-    assert choice(ROUTER, answer=answer).serving([A, B]) is None
+@pytest.mark.parametrize("answer", [GateAnswer.FAIL, GateAnswer.INCONCLUSIVE, GateAnswer.UNTESTED])
+def test_what_was_live_goes_on_serving_unless_the_choice_passed(answer: GateAnswer) -> None:
+    """The version B is approved, and the router over both did not pass against A alone."""
+    undecided = replace(choice(ROUTER, answer=answer), incumbent=Composition((A,)))
+    assert undecided.serving([A, B]) == undecided.serving([A]) == Composition((A,))
+    assert undecided.serving([B]) is None
+    assert undecided.serving([A, B, "gamma@v1"]) is None
+    assert replace(undecided, gate=GATE).serving([A, B]) == ROUTER
+
+
+def test_against_the_base_model_a_choice_serves_unless_it_failed() -> None:
+    """Each of its adapters passed a gate of its own against the base model."""
+    for answer in (GateAnswer.INCONCLUSIVE, GateAnswer.UNTESTED):
+        assert choice(ROUTER, Composition((A,)), answer=answer).serving([A, B]) == ROUTER
+    assert choice(ROUTER, answer=GateAnswer.FAIL).serving([A, B]) is None
 
 
 def test_an_earlier_choice_serves_while_the_newest_does_not() -> None:
-    failed = choice(Composition((A,)), answer=GateAnswer.INCONCLUSIVE)
+    failed = choice(Composition((A,)), answer=GateAnswer.FAIL)
     assert serving_composition([failed, MERGED_FIRST], [A, B]) == ROUTER
     assert serving_composition([choice(Composition((A,))), MERGED_FIRST], [A, B]) == Composition((A,))
 
@@ -89,6 +102,13 @@ def test_a_composition_of_an_earlier_release_leaves_the_rest_to_the_base_model()
     document = as_json(MERGED_FIRST).replace(', "default": ""', "")
     assert "default" not in document
     assert read_choice(document) == MERGED_FIRST
+    values = json.loads(document)
+    for name, incumbent in (("base", Composition()), (A, Composition((A,)))):
+        assert read_choice(json.dumps(values | {"incumbent": name})).incumbent == incumbent
+    router = replace(
+        read_choice(json.dumps(values | {"incumbent": ROUTER.name})), gate=replace(GATE, answer=GateAnswer.FAIL)
+    )
+    assert router.serving([A, B]) is None
 
 
 def test_a_router_may_leave_the_rest_to_a_merged_version() -> None:
