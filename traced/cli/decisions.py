@@ -147,7 +147,7 @@ Tag = Annotated[
     typer.Option(
         "--tag",
         metavar="TAG",
-        help="State on which the decision is based, as an error message names it; refused if it has changed since.",
+        help="Tag from an error message; the decision is refused if the state has changed since.",
         show_default=False,
     ),
 ]

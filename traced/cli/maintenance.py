@@ -61,7 +61,7 @@ def restore(
     *,
     force: Annotated[bool, typer.Option("--force", help="Move existing data aside; nothing is deleted.")] = False,
     accept: Annotated[
-        bool, typer.Option("--accept", help="Do not ask before decisions of people are revived or lost.")
+        bool, typer.Option("--accept", help="Do not ask before the restore reverts people's decisions.")
     ] = False,
     data_dir: DataDir = None,
     overrides: Overrides = None,

@@ -96,7 +96,8 @@ def add(
         str, typer.Option("--python", help="Interpreter that the target is installed in.", show_default=False)
     ] = "",
     option: Annotated[
-        list[str] | None, typer.Option("--option", metavar="KEY=VALUE", help="Argument of the function.")
+        list[str] | None,
+        typer.Option("--option", metavar="KEY=VALUE", help="Argument of the factory, repeatable."),
     ] = None,
     trusted: Annotated[
         bool, typer.Option("--trusted", help="Run FILE.py in a process of this machine, not in the sandbox.")
@@ -187,13 +188,13 @@ def _former(path: Path) -> str | None:
 def check(
     name: Name = None,
     *,
-    tasks: Annotated[int, typer.Option("--tasks", min=1, help="Tasks that each check plays.")] = TASKS,
-    seed: Annotated[int, typer.Option("--seed", help="Draws these tasks.")] = 0,
+    tasks: Annotated[int, typer.Option("--tasks", min=1, help="Number of tasks per check.")] = TASKS,
+    seed: Annotated[int, typer.Option("--seed", help="Seed that selects them.")] = 0,
     data_dir: DataDir = None,
     overrides: Overrides = None,
     as_json: AsJson = False,
 ) -> None:
-    """Check whether a target keeps the environment contract and what it says of itself. Nothing is stored."""
+    """Check a target against the environment contract and its own description. Nothing is stored."""
     subject = _target(read_settings(data_dir, overrides), name, _limits(overrides), refresh=True)
     results = asyncio.run(_check(subject, tasks, seed, as_json))
     failed = [result for result in results if result.ok is False]
