@@ -22,9 +22,11 @@ def test_the_policy_learns_what_its_teacher_can_without_a_reward(model_path: Pat
     teacher_metrics = train(teacher)
     distilled = job(model_path, tmp_path / "student", iterations=40, teachers=[str(teacher.adapter)])
     metrics = train(distilled, Silent)
-    first, last = (sum(row["success"] for row in rows) / 10 for rows in (metrics[:10], metrics[-10:]))
-    assert sum(row["success"] for row in teacher_metrics[-10:]) / 10 > first + 0.1
-    assert last > first + 0.1
+    # The first iteration is that of the untrained policy; both courses differ a lot between machines.
+    untrained = metrics[0]["success"]
+    trained, distilled_last = (sum(row["success"] for row in rows[-10:]) / 10 for rows in (teacher_metrics, metrics))
+    assert trained > untrained + 0.1
+    assert distilled_last > untrained + 0.1
     assert metrics[-1]["kl"] < metrics[0]["kl"] / 5
     assert all(row["mixed_groups"] == 0 and row["trajectories_kept"] > 0 for row in metrics)
 
