@@ -5,6 +5,7 @@ only for servers at ``engine.urls``: traced starts its own engines with the righ
 """
 
 import hashlib
+import math
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,6 +19,9 @@ CONVERSATION = [
     {"role": "system", "content": "Réponds: 12 + 30 = ?\n\tIf unsure, say so."},
     {"role": "user", "content": 'Order №4711 — {"items": ["ab", "ß"]}'},
 ]
+# At this temperature all tokens are about equally likely.
+HOT, HOT_TOKENS = 100.0, 16
+BELOW_UNIFORM = 0.5  # nats
 RUNTIME_LORA = "start vLLM with VLLM_ALLOW_RUNTIME_LORA_UPDATING=True"
 # Words of vLLM's answers, in lower case, with the flag that each of them is about.
 FLAGS = {
@@ -78,6 +82,9 @@ async def check_server(
         if problem:
             return [Finding(name, False, problem, "model.spec, or engine.urls: both must be the same model")]
         with_adapter = await _with_adapter(client, name, chat_format, probe, rank)
+        if with_adapter.ok and await _leaves_out_temperature(client, chat_format):
+            observed = "its log-probs are those before the temperature: trainings at another one than 1 would end"
+            return [Finding(name, False, observed, "start vLLM with --logprobs-mode processed_logprobs")]
         return [with_adapter, *_tokenizes(name, server_ids), *_length(name, length, positions)]
     except EngineError as error:
         return [Finding(name, False, error.message, "engine.urls: is the server running?")]
@@ -118,6 +125,18 @@ def _tokens_differ(server_ids: list[int] | None, chat_format: ChatFormat) -> Ite
     if server_ids is not None and list(expected) != server_ids:
         counts = f"{len(server_ids)} tokens instead of {len(expected)}"
         yield f"its tokenizer differs from the model's: {counts} for the same text"
+
+
+async def _leaves_out_temperature(client: EngineClient, chat_format: ChatFormat) -> bool:
+    """Return whether the server's log-probs are those of temperature 1 at any temperature.
+
+    Tokens sampled at a very high temperature are random ones. With it their log-prob is about -log(vocabulary), and
+    without it lower on average, because the model expects few of them.
+    """
+    sampling = Sampling(HOT, HOT_TOKENS, 0)
+    generation = await client.generate(Request(chat_format.render(CONVERSATION, []), sampling))
+    mean = sum(generation.logprobs) / len(generation.logprobs)
+    return mean < -math.log(len(chat_format.tokenizer)) - BELOW_UNIFORM
 
 
 async def _with_adapter(client: EngineClient, name: str, chat_format: ChatFormat, probe: Path, rank: int) -> Finding:

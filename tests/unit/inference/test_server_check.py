@@ -1,6 +1,7 @@
 """What a check of a running server says about the faults that vLLM shows."""
 
 import asyncio
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,6 +31,7 @@ class Server:
     load: Callable[["Server", str], web.Response]
     tokens: Callable[[str], list[int] | None] = lambda text: TOKENS.encode(text, add_special_tokens=False)
     stream: bytes = STREAM
+    hot_logprob: float = -math.log(len(TOKENS))  # of a token sampled at a very high temperature
     loaded: list[str] = field(default_factory=list)
     health_status: int = 200
 
@@ -47,8 +49,11 @@ class Server:
     async def health(self, _: web.Request) -> web.Response:
         return web.Response(status=self.health_status)
 
-    async def complete(self, _: web.Request) -> web.Response:
-        return web.Response(body=self.stream)
+    async def complete(self, request: web.Request) -> web.Response:
+        is_hot = (await request.json())["temperature"] > 10
+        return web.Response(
+            body=self.stream.replace(b"-0.5", str(self.hot_logprob).encode()) if is_hot else self.stream
+        )
 
     async def models(self, _: web.Request) -> web.Response:
         return web.json_response({"data": [{"id": "served", "max_model_len": 128}]})
@@ -121,6 +126,12 @@ def test_a_proxy_that_hides_health_is_refused() -> None:
     (finding,) = run(Server(accepts, health_status=404))
     assert (finding.ok, finding.seen) == (False, "it does not answer /health")
     assert "proxy" in finding.fix
+
+
+def test_a_server_whose_log_probs_leave_out_the_temperature_is_refused() -> None:
+    (finding,) = run(Server(accepts, hot_logprob=-math.log(len(TOKENS)) - 3))
+    assert (finding.ok, finding.fix) == (False, "start vLLM with --logprobs-mode processed_logprobs")
+    assert "before the temperature" in finding.seen
 
 
 def test_a_server_without_log_probs_is_refused_and_the_adapter_unloaded() -> None:
