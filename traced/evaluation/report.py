@@ -127,7 +127,7 @@ def composition_sentence(composition: CompositionFigures) -> str:
     """Return sentences on which composition won, by how much, and which serves."""
     best = composition.candidates[0]
     second = composition.candidates[1:2]
-    lead = f", {points(best.success - second[0].success)} points before {second[0].name}" if second else ""
+    lead = f", {points(best.success - second[0].success)} points against {second[0].name}" if second else ""
     sentences = [
         f"Of {len(composition.candidates)} compositions {best.name} was best on train seeds: {percent(best.success)} "
         f"of {best.tasks} tasks{lead}."

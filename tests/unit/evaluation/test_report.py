@@ -138,7 +138,7 @@ def test_compositions_are_compared_and_said_to_serve() -> None:
     for text in (rendered_text(cycle), render(cycle, {})):
         words = " ".join(text.split())
         assert "Composed minus dates@v1 alone, the best single adapter: +10.0 [+4.0 to +16.0]." in words
-        assert "Of 3 compositions merged@v1 was best on train seeds: 83.0 % of 200 tasks, +20.0 points before" in words
+        assert "Of 3 compositions merged@v1 was best on train seeds: 83.0 % of 200 tasks, +20.0 points against" in words
         assert "Serving: router by labels (2 adapters loaded, a routing decision per conversation)." in words
     assert "1 adapter loaded, no routing" in render(cycle, {})
     data: Any = as_json(cycle)
