@@ -5,7 +5,6 @@ only for servers at ``engine.urls``: traced starts its own engines with the righ
 """
 
 import hashlib
-import math
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,9 +18,9 @@ CONVERSATION = [
     {"role": "system", "content": "Réponds: 12 + 30 = ?\n\tIf unsure, say so."},
     {"role": "user", "content": 'Order №4711 — {"items": ["ab", "ß"]}'},
 ]
-# At this temperature all tokens are about equally likely.
-HOT, HOT_TOKENS = 100.0, 16
-BELOW_UNIFORM = 0.5  # nats
+# At this temperature the likeliest token is almost certain.
+COLD, COLD_TOKENS = 0.02, 16
+UNCERTAIN = -0.2  # nats
 RUNTIME_LORA = "start vLLM with VLLM_ALLOW_RUNTIME_LORA_UPDATING=True"
 # Words of vLLM's answers, in lower case, with the flag that each of them is about.
 FLAGS = {
@@ -130,13 +129,12 @@ def _tokens_differ(server_ids: list[int] | None, chat_format: ChatFormat) -> Ite
 async def _leaves_out_temperature(client: EngineClient, chat_format: ChatFormat) -> bool:
     """Return whether the server's log-probs are those of temperature 1 at any temperature.
 
-    Tokens sampled at a very high temperature are random ones. With it their log-prob is about -log(vocabulary), and
-    without it lower on average, because the model expects few of them.
+    At a very low temperature log-probs that include it are about 0. If a model is as certain at temperature 1,
+    both are, and the server counts as sound.
     """
-    sampling = Sampling(HOT, HOT_TOKENS, 0)
+    sampling = Sampling(COLD, COLD_TOKENS, 0)
     generation = await client.generate(Request(chat_format.render(CONVERSATION, []), sampling))
-    mean = sum(generation.logprobs) / len(generation.logprobs)
-    return mean < -math.log(len(chat_format.tokenizer)) - BELOW_UNIFORM
+    return sum(generation.logprobs) / len(generation.logprobs) < UNCERTAIN
 
 
 async def _with_adapter(client: EngineClient, name: str, chat_format: ChatFormat, probe: Path, rank: int) -> Finding:

@@ -1,7 +1,6 @@
 """What a check of a running server says about the faults that vLLM shows."""
 
 import asyncio
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,7 +30,7 @@ class Server:
     load: Callable[["Server", str], web.Response]
     tokens: Callable[[str], list[int] | None] = lambda text: TOKENS.encode(text, add_special_tokens=False)
     stream: bytes = STREAM
-    hot_logprob: float = -math.log(len(TOKENS))  # of a token sampled at a very high temperature
+    cold_logprob: float = -0.001  # of a token sampled at a very low temperature
     loaded: list[str] = field(default_factory=list)
     health_status: int = 200
 
@@ -50,9 +49,9 @@ class Server:
         return web.Response(status=self.health_status)
 
     async def complete(self, request: web.Request) -> web.Response:
-        is_hot = (await request.json())["temperature"] > 10
+        is_cold = 0 < (await request.json())["temperature"] < 0.1
         return web.Response(
-            body=self.stream.replace(b"-0.5", str(self.hot_logprob).encode()) if is_hot else self.stream
+            body=self.stream.replace(b"-0.5", str(self.cold_logprob).encode()) if is_cold else self.stream
         )
 
     async def models(self, _: web.Request) -> web.Response:
@@ -129,7 +128,7 @@ def test_a_proxy_that_hides_health_is_refused() -> None:
 
 
 def test_a_server_whose_log_probs_leave_out_the_temperature_is_refused() -> None:
-    (finding,) = run(Server(accepts, hot_logprob=-math.log(len(TOKENS)) - 3))
+    (finding,) = run(Server(accepts, cold_logprob=-0.5))
     assert (finding.ok, finding.fix) == (False, "start vLLM with --logprobs-mode processed_logprobs")
     assert "before the temperature" in finding.seen
 
