@@ -321,14 +321,27 @@ class TrainingResult:
     validation_episodes: int = 0
 
 
-@dataclass(frozen=True, order=True)
+@dataclass(frozen=True)
 class Validation:
-    """Figures of one policy: mean success and reward in [0, 1] over ``episodes``, after ``policy`` updates."""
+    """Figures of one policy: mean success and reward in [0, 1] over ``episodes``, after ``policy`` updates.
+
+    ``attempts`` counts lost episodes as well; 0 in files of earlier versions, which did not count them.
+    """
 
     success: float
     reward: float
     policy: int
     episodes: int
+    attempts: int = 0
+
+    @property
+    def rank(self) -> tuple[float, float, int]:
+        """Return what policies are compared by: success, reward, and updates; the best policy has the highest.
+
+        A lost episode counts as failed here, so that it never makes a policy the better one.
+        """
+        attempts = max(self.attempts, self.episodes)
+        return round(self.success * self.episodes) / attempts, self.reward * self.episodes / attempts, self.policy
 
     def metrics(self) -> dict[str, float]:
         """Return the figures as metrics of the iteration whose rollouts the policy sampled."""

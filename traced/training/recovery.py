@@ -82,7 +82,7 @@ class Recoveries:
         candidates = [v for v in validated if v.policy < first_collapsed and v.policy not in given_up]
         if len(past) >= self._job.recoveries or iteration >= self._job.iterations or not candidates:
             return None
-        best = max(candidates)
+        best = max(candidates, key=lambda validation: validation.rank)
         reason = collapse(rows, best, start=self.last_iteration)
         if not reason:
             return None

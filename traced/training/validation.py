@@ -2,9 +2,11 @@
 
 The last iterate of GRPO is often not the best one: a policy that has become certain finds no group with different
 rewards, and drifts. The adapter of each validated policy stays in ``validated/policy-N`` with its figures; policy N has
-been updated N times. The best is the one with the highest success, then the highest reward, then the most updates. All
-are kept until the run has its result: one that is killed and resumed must not have dropped what it still needs, and one
-that collapses goes back to the best of them (``traced.training.recovery``). With recoveries the untrained policy is
+been updated N times. The best is the one with the highest success, then the highest reward, then the most updates. An
+episode that the infrastructure has lost counts as failed in this comparison, and a validation with less than
+``SCORED_SHARE`` of its episodes scored is no result: its policy can be neither published nor gone back to. All are kept
+until the run has its result: one that is killed and resumed must not have dropped what it still needs, and one that
+collapses goes back to the best of them (``traced.training.recovery``). With recoveries the untrained policy is
 validated too, so that there always is one.
 
 Not covered: the choice between runs, and stopping early by validation.
@@ -23,6 +25,7 @@ from traced.training.job import TrainingJob, Validation
 from traced.training.rollouts import Rollout
 
 FIGURES = "validation.json"
+SCORED_SHARE = 0.8  # of the episodes of a validation that must be scored
 
 
 class Validations:
@@ -47,9 +50,9 @@ class Validations:
         publish_folder(self.adapter(policy), lambda staging: save_adapter(model, staging))
 
     def end(self, policy: int, rollouts: Sequence[Rollout]) -> Validation | None:
-        """Store the figures of the policy; None, and no adapter is kept, if every episode was lost."""
+        """Store the figures of the policy; None, and no adapter is kept, if too many episodes were lost."""
         scored = [rollout for rollout in rollouts if rollout.failure is None and rollout.reward is not None]
-        if not scored:
+        if len(scored) < SCORED_SHARE * len(rollouts):
             shutil.rmtree(self.adapter(policy), ignore_errors=True)
             return None
         result = Validation(
@@ -57,13 +60,14 @@ class Validations:
             reward=sum(rollout.reward or 0.0 for rollout in scored) / len(scored),
             policy=policy,
             episodes=len(scored),
+            attempts=len(rollouts),
         )
         publish_file(self.adapter(policy) / FIGURES, json.dumps(asdict(result)) + "\n")
         return result
 
     def best(self) -> Validation | None:
         """Return the figures of the best policy, None if none was validated."""
-        return max(self.all(), default=None)
+        return max(self.all(), key=lambda validation: validation.rank, default=None)
 
     @property
     def episodes(self) -> int:

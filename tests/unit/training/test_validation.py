@@ -54,12 +54,12 @@ def test_it_is_the_turn_of_every_fifth_and_of_the_last_policy(
 
 def test_the_best_policy_is_published_and_the_others_are_dropped(tmp_path: Path) -> None:
     validations = Validations(job(tmp_path))
-    for policy, successes in [(5, "1100"), (10, "1110"), (15, "111-"), (20, "1000")]:
+    for policy, successes in [(5, "1100"), (10, "1110"), (15, "1111"), (20, "1000")]:
         validations.begin(f"weights of {policy}", policy)
         assert validations.end(policy, episodes(successes)) is not None
-    assert validations.best() == Validation(success=1.0, reward=1.0, policy=15, episodes=3)
+    assert validations.best() == Validation(success=1.0, reward=1.0, policy=15, episodes=4, attempts=4)
     validations.forget_after(10)
-    assert validations.publish_best(tmp_path / "adapter") == Validation(0.75, 0.875, 10, 4)
+    assert validations.publish_best(tmp_path / "adapter") == Validation(0.75, 0.875, 10, 4, 4)
     assert [(path.name, path.read_text()) for path in (tmp_path / "adapter").iterdir()] == [
         ("weights", "weights of 10")
     ]
@@ -78,11 +78,39 @@ def test_of_equal_policies_the_one_with_the_most_updates_is_the_best(tmp_path: P
     assert best.policy == 10
 
 
-def test_a_policy_whose_episodes_were_all_lost_is_no_candidate(tmp_path: Path) -> None:
+def best_of(out: Path, *outcomes: str) -> int | None:
+    """Return the number of the best validation; numbers are from 1."""
+    validations = Validations(job(out, validate_every=1))
+    for policy, successes in enumerate(outcomes, start=1):
+        validations.begin("", policy)
+        validations.end(policy, episodes(successes))
+    best = validations.best()
+    return None if best is None else best.policy
+
+
+def test_lost_episodes_make_no_policy_the_better_one(tmp_path: Path) -> None:
+    assert best_of(tmp_path / "a", "1" * 29 + "000", "1" * 27 + "-----") == 1
+    # Of validations without a loss, as of any other, the success decides first.
+    assert best_of(tmp_path / "b", "1" * 28 + "0000", "1" * 29 + "---") == 2
+    assert best_of(tmp_path / "c", "0" * 5, "0" * 4 + "-") == 1
+
+
+def test_files_of_versions_that_did_not_count_lost_episodes_are_read(tmp_path: Path) -> None:
+    (tmp_path / "validated" / "policy-5").mkdir(parents=True)
+    (tmp_path / "validated" / "policy-5" / "validation.json").write_text(
+        '{"success": 0.5, "reward": 0.5, "policy": 5, "episodes": 32}'
+    )
+    best = Validations(job(tmp_path)).best()
+    assert best is not None
+    assert best.rank == (0.5, 0.5, 5)
+
+
+@pytest.mark.parametrize("successes", ["--", "1" + "-" * 31, "1" * 25 + "-" * 7])
+def test_a_policy_most_of_whose_episodes_were_lost_is_no_candidate(tmp_path: Path, successes: str) -> None:
     validations = Validations(job(tmp_path))
     validations.begin("weights", 5)
     assert validations.is_open(5)
-    assert validations.end(5, episodes("--")) is None
+    assert validations.end(5, episodes(successes)) is None
     assert validations.publish_best(tmp_path / "adapter") is None
     assert not (tmp_path / "adapter").exists()
 
