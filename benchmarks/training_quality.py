@@ -11,7 +11,8 @@ on.
 
 For each variant, for all capabilities and for each: success of both policies in the environment and on the target, mean
 and range over the trainings; the mean validation success by iteration; the mean share of mixed groups; iterations
-without a gradient while episodes failed; how many trainings ended with three of them.
+without a gradient while episodes failed; how many trainings ended with three of them. A training that found nothing to
+learn from counts among these, with the base as both of its policies.
 
 Aims: the best policy is not below the last one in its environment, in the mean of each variant, and no training of the
 variants in ``WITH_GRADIENT`` ends without a gradient. Exit code 1 when one is missed. Hours on two cores.
@@ -44,10 +45,11 @@ from traced.core.resources import Meter
 from traced.evaluation.intervals import rate
 from traced.pipeline.analyze import stored_findings
 from traced.pipeline.context import Context, open_context
-from traced.pipeline.episodes import episodes, model_policy, seed_jobs, split_jobs
+from traced.pipeline.episodes import BASE, episodes, model_policy, seed_jobs, split_jobs
 from traced.pipeline.gate import GATE_SEEDS
 from traced.pipeline.train import job_in, store_variables
 from traced.training.device import ON_CPU
+from traced.training.errors import NothingToLearn
 from traced.training.metrics import Metrics, read_metrics
 from traced.training.process import train
 from traced.training.trainer import newest_checkpoint
@@ -141,34 +143,43 @@ async def train_variant(context: Context, capability: str, environment: str, var
     out = context.data_dir / "variants" / variant / capability
     result_file = out / "figures.json"
     if result_file.exists():
-        return json.loads(result_file.read_text()) | ending(read_metrics(out / "metrics.jsonl"))
+        figures = json.loads(result_file.read_text())
+        return figures | ending(read_metrics(out / "metrics.jsonl"), failure=figures.get("failure", ""))
     job = job_in(context, f"{context.cycle_id}/{capability}/{variant}", capability, environment, ON_CPU)
     job = replace(job, out_dir=str(out), threads=context.settings.threads)
     with context.read_session() as session:
         description = get_capability(session, context.cycle_id, capability).description
     changes = NO_MEASURE | VARIANTS[variant]
     job = replace(job, validate_every=VALIDATE_EVERY, hint=description if changes["hint_share"] else "", **changes)
-    result = await train(job, lambda _: None, store_variables(context))
-    best = await success(context, f"{variant}-{capability}", job.adapter, environment)
-    last = best
-    if result.policy != result.iterations and (checkpoint := newest_checkpoint(out / "checkpoints")):
-        last = await success(context, f"{variant}-{capability}-last", checkpoint, environment)
+    policy: int | None = 0
+    try:
+        result = await train(job, lambda _: None, store_variables(context))
+    except NothingToLearn as error:
+        iterations, failure = len(read_metrics(job.metrics)), str(error)
+        best = last = await success(context, BASE, None, environment)
+    else:
+        iterations, policy, failure = result.iterations, result.policy, ""
+        best = last = await success(context, f"{variant}-{capability}", job.adapter, environment)
+        if policy != iterations and (checkpoint := newest_checkpoint(out / "checkpoints")):
+            last = await success(context, f"{variant}-{capability}-last", checkpoint, environment)
     figures = {
         "variant": variant,
         "capability": capability,
-        "iterations": result.iterations,
-        "policy": result.policy,
+        "iterations": iterations,
+        "policy": policy,
+        "failure": failure,
         **{f"best_{place}": value for place, value in best.items()},
         **{f"last_{place}": value for place, value in last.items()},
-        **ending(read_metrics(job.metrics)),
+        **ending(read_metrics(job.metrics), failure=failure),
     }
     result_file.write_text(json.dumps(figures) + "\n")
     return figures
 
 
-async def success(context: Context, name: str, adapter: Path, environment: str) -> dict[str, float]:
-    """Return the greedy success of an adapter's folder in its environment and on the target."""
-    await context.serve(name, adapter)
+async def success(context: Context, name: str, adapter: Path | None, environment: str) -> dict[str, float]:
+    """Return the greedy success of an adapter's folder, or of the base, in its environment and on the target."""
+    if adapter is not None:
+        await context.serve(name, adapter)
     with context.read_session() as session:
         source_code = get_environment(session, environment).source_code
     temperature = context.settings.engine.temperature
@@ -185,13 +196,17 @@ async def success(context: Context, name: str, adapter: Path, environment: str) 
     return {"environment": rate(name, inside).rate, "target": rate(name, outside).rate}
 
 
-def ending(rows: Sequence[Metrics]) -> dict[str, Any]:
-    """Return the figures of a training's iterations, its end, and its validation by iteration."""
+def ending(rows: Sequence[Metrics], *, failure: str = "") -> dict[str, Any]:
+    """Return the figures of a training's iterations, its end, and its validation by iteration.
+
+    Args:
+        failure: Why the training found nothing to learn from; "" if it did.
+    """
     last = rows[-LAST:]
     has_none = len(last) == LAST and all(row["trajectories_kept"] == 0 for row in last)
     curve = {int(row["validation_policy"]): row["validation_success"] for row in rows if "validation_policy" in row}
     return {
-        "no_gradient": has_none and any(row["success"] < 1 for row in last),
+        "no_gradient": bool(failure) or (has_none and any(row["success"] < 1 for row in last)),
         "iterations_without_gradient": sum(row["trajectories_kept"] == 0 and row["success"] < 1 for row in rows),
         "mixed_groups": statistics.mean(row["mixed_groups"] for row in rows) if rows else 0.0,
         "curve": curve,

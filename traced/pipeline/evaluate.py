@@ -38,6 +38,7 @@ from traced.routing.composition import Composition
 from traced.routing.routers import RoutedPolicy, Router
 from traced.targets.description import MODEL_USER
 from traced.training.device import training_device
+from traced.training.errors import NothingToLearn
 from traced.training.process import train as run_job
 
 ROUTE = "route"
@@ -195,7 +196,8 @@ async def grpo_on_target(context: Context, rollouts: int) -> None:
     """Train on the target itself for at least ``rollouts`` (> 0) rollouts, then play the test split.
 
     Sampling, validation and recoveries are those of the adapters. Validation episodes are no rollouts, as in the
-    adapters' trainings; the stage's event has their number.
+    adapters' trainings; the stage's event has their number. A training that finds nothing to learn from ends the
+    comparison with a note.
     """
     split = context.target.splits["train"]
     device = training_device(context.settings.devices.train_on, context.settings.training.processes, os.environ)
@@ -226,11 +228,16 @@ async def grpo_on_target(context: Context, rollouts: int) -> None:
     job = replace(job, iterations=iterations)
     job = await with_servers(context, job, device)
     with context.stage("train", COMPARISON, ON_TARGET, iterations) as stage:
-        result = await run_job(
-            job,
-            lambda metrics: stage.reach(int(metrics["iteration"]), f"reward {metrics['reward']:.2f}"),
-            device.trainer_variables | store_variables(context),
-        )
+        try:
+            result = await run_job(
+                job,
+                lambda metrics: stage.reach(int(metrics["iteration"]), f"reward {metrics['reward']:.2f}"),
+                device.trainer_variables | store_variables(context),
+            )
+        except NothingToLearn as error:
+            stage.detail = {"summary": str(error)}
+            context.progress.note(f"the comparison with GRPO on the target has no result: {error}")
+            return
         episodes = result.iterations * job.groups * job.rollouts
         stage.detail = {"rollouts": episodes, "validation_episodes": result.validation_episodes}
         stage.detail |= {"summary": run_summary(result)}

@@ -5,7 +5,7 @@ TracedError
     ├── JobError             the job file, or what it names, cannot be used
     ├── JobChangedError      the output folder belongs to a different job
     ├── EnvironmentFailed    every group of an iteration was lost to infrastructure failures
-    ├── NothingToLearn       three iterations in a row without a trajectory or a gradient to learn from
+    ├── NothingToLearn       no iteration had a gradient, in more groups than chance explains
     ├── DeviceFull           one rollout does not fit into the memory of the device
     ├── EngineLost           no engine served the requests of an iteration, or loaded its adapter
     ├── WrongPolicy          rollouts were sampled from other weights than those of the trained adapter
@@ -34,7 +34,7 @@ class EnvironmentFailed(TrainingError):
 
 
 class NothingToLearn(TrainingError):
-    """Three iterations in a row kept no trajectory or had no gradient, and no iteration before them had one."""
+    """No iteration had a gradient: more groups had equal rewards than chance explains, or mixed ones gave none."""
 
 
 class DeviceFull(TrainingError):

@@ -55,6 +55,7 @@ from traced.training.metrics import (
     append,
     end_shares,
     is_solved,
+    read_metrics,
     stall,
     truncate_after,
     write_samples,
@@ -271,7 +272,7 @@ def _is_solved(job: TrainingJob) -> bool:
 
 
 def _stall(job: TrainingJob) -> str:
-    return stall(job.metrics, start=Recoveries(job).last_iteration)
+    return stall(read_metrics(job.metrics), rollouts=job.rollouts, start=Recoveries(job).last_iteration)
 
 
 def _claim(job: TrainingJob) -> TrainingResult | None:

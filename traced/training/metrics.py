@@ -8,6 +8,7 @@ one group of the newest iteration, bounded in size and as valid Unicode.
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
@@ -25,7 +26,10 @@ if TYPE_CHECKING:
 
 Metrics = dict[str, float]
 
-PATIENCE = 3  # iterations in a row without anything to learn from, after which a run has failed
+PATIENCE = 3  # iterations in a row without anything to learn from, after which a policy may have collapsed
+CERTAIN = 0.5  # share of the entropy of iterations with a gradient, below which a policy has become certain
+# A run that never had a mixed group fails once this success rate per rollout would have given none so rarely.
+RARE_SUCCESS, CHANCE = 0.01, 0.01
 MAJORITY = 0.5  # share of the rollouts from which on an observation explains them
 DIAGNOSTICS = (
     "reward",
@@ -77,26 +81,55 @@ def is_solved(path: Path, iterations: int) -> bool:
     return len(last) == iterations and all(metrics["success"] == 1.0 for metrics in last)
 
 
-def stall(path: Path, *, start: int = 0) -> str:
-    """Return why a run that has learned learns nothing more, or "" if it goes on; raises ``NothingToLearn``.
+def stall(rows: Sequence[Metrics], *, rollouts: int, start: int = 0) -> str:
+    """Return why a run that has learned learns nothing more, or "" if it goes on.
 
-    A run is stalled if its last three iterations had nothing to learn from, and has failed if none before had. An
-    iteration in which every rollout succeeded is no failure, and one that lost groups to the infrastructure says
-    nothing about the environment.
+    It goes on for as long as chance may bring a group with different rewards. So a run that has learned is stalled only
+    if its last ``PATIENCE`` iterations had nothing to learn from and its policy has become certain, or if they had
+    mixed groups and yet no gradient. An iteration in which every rollout succeeded is no failure, and one that lost
+    most groups to the infrastructure says nothing about the environment.
 
     Args:
+        rows: The metrics of the run's iterations.
+        rollouts: The rollouts of a group.
         start: The iteration after which the policy was last set back; those before it do not count as its last ones.
+
+    Raises:
+        NothingToLearn: No iteration had a gradient, and ``groups_by_chance`` groups or more had equal rewards.
     """
-    rows = read_metrics(path)
     last, earlier = [row for row in rows[-PATIENCE:] if row["iteration"] > start], rows[:-PATIENCE]
     if len(last) < PATIENCE or not all(_is_fruitless(metrics) for metrics in last):
         return ""
-    means = {name: sum(metrics.get(name, 0.0) for metrics in last) / PATIENCE for name in DIAGNOSTICS}
-    numbers = f"{last[0]['iteration']:.0f} to {last[-1]['iteration']:.0f}"
-    observed = f"iterations {numbers} had nothing to learn from: {_diagnosis(means)}"
+    is_defect = all(metrics["trajectories_kept"] > 0 for metrics in last)
     if any(has_signal(metrics) for metrics in earlier):
-        return observed
-    raise NothingToLearn(observed, hint=_advice(means))
+        return _observed(last) if is_defect or is_certain(rows) else ""
+    fruitless = last if is_defect else [metrics for metrics in rows if _is_fruitless(metrics)]
+    groups = sum(metrics.get("groups", 0) - metrics.get("lost_groups", 0) for metrics in fruitless)
+    if not is_defect and groups < groups_by_chance(rollouts):
+        return ""
+    raise NothingToLearn(_observed(fruitless), hint=_advice(_means(fruitless)))
+
+
+def groups_by_chance(rollouts: int) -> int:
+    """Return how many groups of this size can all have equal rewards by chance.
+
+    Rollouts that succeed independently with probability p = ``RARE_SUCCESS`` have equal rewards in a group of K with
+    probability e = (1 - p)^K + p^K, and in n groups with probability e^n. The result is the smallest n for which that
+    is at most ``CHANCE``: 58 for K = 8, which are 8 iterations of 8 groups.
+    """
+    equal_rewards = (1 - RARE_SUCCESS) ** rollouts + RARE_SUCCESS**rollouts
+    return math.ceil(math.log(CHANCE) / math.log(equal_rewards))
+
+
+def is_certain(rows: Sequence[Metrics]) -> bool:
+    """Return whether the policy has become certain in the last ``PATIENCE`` iterations.
+
+    Their mean entropy is below ``CERTAIN`` times the mean over earlier iterations that had a gradient. The bound is
+    relative, because the entropy that a healthy policy has depends on its model and environment.
+    """
+    entropies = [metrics["entropy"] for metrics in rows[:-PATIENCE] if has_signal(metrics)]
+    last = [metrics["entropy"] for metrics in rows[-PATIENCE:]]
+    return bool(entropies) and sum(last) / len(last) < CERTAIN * sum(entropies) / len(entropies)
 
 
 def has_signal(metrics: Metrics) -> bool:
@@ -111,6 +144,15 @@ def is_outage(metrics: Metrics) -> bool:
 
 def _is_fruitless(metrics: Metrics) -> bool:
     return not has_signal(metrics) and metrics["success"] < 1.0 and not is_outage(metrics)
+
+
+def _means(rows: Sequence[Metrics]) -> Metrics:
+    return {name: sum(metrics.get(name, 0.0) for metrics in rows) / len(rows) for name in DIAGNOSTICS}
+
+
+def _observed(rows: Sequence[Metrics]) -> str:
+    numbers = f"{rows[0]['iteration']:.0f} to {rows[-1]['iteration']:.0f}"
+    return f"iterations {numbers} had nothing to learn from: {_diagnosis(_means(rows))}"
 
 
 def _diagnosis(means: Metrics) -> str:

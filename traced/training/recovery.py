@@ -1,10 +1,11 @@
 """Go back to the best policy when a training has collapsed: its groups give no gradient any more, and episodes fail.
 
-A run has collapsed if in its last ``PATIENCE`` iterations episodes failed, and either no group had a gradient, or at
-most ``SMALL_SHARE`` of the groups were mixed and the success was ``SMALL_SHARE`` below the best validation's. Mixed
-groups are the criterion, because the gradient comes from nothing else; the entropy that a healthy policy has depends on
-its model and environment, so a bound on it would be one more constant to tune. The success separates a collapse from a
-policy that has learned what it can. A run that never had a gradient has not collapsed, but failed (``NothingToLearn``).
+A run has collapsed if in its last ``PATIENCE`` iterations episodes failed, its policy has become certain
+(``metrics.is_certain``), and either no group had a gradient, or at most ``SMALL_SHARE`` of the groups were mixed and
+the success was ``SMALL_SHARE`` below the best validation's. The gradient comes from mixed groups alone; the entropy
+separates a collapse from a reward that is rare: iterations without a mixed group cost rollouts then, and the run goes
+on. The success separates it from a policy that has learned what it can. A run that never had a gradient has not
+collapsed; see ``metrics.stall``.
 
 The answer: the weights of the best validated policy, optimizer moments of 0, a lower learning rate, and a higher
 sampling temperature, each by a factor per recovery. ``training.recoveries`` bounds their number.
@@ -21,7 +22,7 @@ from dataclasses import asdict, dataclass, replace
 
 from traced.core.files import publish_file
 from traced.training.job import TrainingJob, Validation
-from traced.training.metrics import PATIENCE, Metrics, append, has_signal, is_outage, read_metrics
+from traced.training.metrics import PATIENCE, Metrics, append, has_signal, is_certain, is_outage, read_metrics
 
 RECOVERIES = "recoveries.jsonl"
 SMALL_SHARE = 0.1  # share of the groups, and of the episodes, that counts as few
@@ -116,7 +117,7 @@ def collapse(rows: Sequence[Metrics], best: Validation, *, start: int = 0) -> st
     last = [row for row in rows if row["iteration"] > start][-PATIENCE:]
     if len(last) < PATIENCE or not any(has_signal(row) for row in rows[:-PATIENCE]):
         return ""
-    if any(row["success"] == 1.0 or is_outage(row) for row in last):
+    if any(row["success"] == 1.0 or is_outage(row) for row in last) or not is_certain(rows):
         return ""
     mixed_share, success, entropy = (
         sum(row[name] for row in last) / PATIENCE for name in ("mixed_groups", "success", "entropy")

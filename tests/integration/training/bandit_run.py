@@ -6,6 +6,7 @@ The log-probs of the samples are not those of the model, so that ratios differ f
 
 import contextlib
 import dataclasses
+import math
 import os
 import random
 import sys
@@ -23,7 +24,7 @@ from tests.unit.training.bandit import Bandit
 from tests.unit.training.tiny import tokenizer
 from traced.inference.generation import Generation, Request
 from traced.processes.child_process import start
-from traced.training import grpo, memory, process, processes, sampling
+from traced.training import grpo, memory, metrics, process, processes, sampling
 from traced.training import trainer as trainer_module
 from traced.training.adapter_folder import save_adapter
 from traced.training.drift import judge
@@ -118,6 +119,8 @@ def planned_samples(job: TrainingJob) -> Iterator[None]:
         patch.object(sampling, "_policy_engine", scripted),
         # The other processes run this module too.
         patch.object(processes, "start", lambda arguments, **options: start(["-m", MODULE, arguments[-1]], **options)),
+        # The policy of a random model stays uncertain where its groups are equal.
+        patch.object(metrics, "CERTAIN", math.inf),
         # An engine with such log-probs would be refused.
         patch.object(
             trainer_module, "judge", judge if is_real else lambda *rest: dataclasses.replace(judge(*rest), reason="")
@@ -128,15 +131,15 @@ def planned_samples(job: TrainingJob) -> Iterator[None]:
 
 def train(job: TrainingJob) -> list[Metrics]:
     """Run the job in this process."""
-    metrics: list[Metrics] = []
+    rows: list[Metrics] = []
 
     def on_metric(iteration: Metrics) -> None:
-        metrics.append(iteration)
+        rows.append(iteration)
         print("iteration", iteration["iteration"], flush=True)
 
     with planned_samples(job):
         grpo.train(job, on_metric, lambda _: LocalSource("bandit", lambda: PartlyHopeless(job)))
-    return metrics
+    return rows
 
 
 def main() -> None:

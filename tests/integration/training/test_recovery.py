@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,10 +16,17 @@ from tests.integration.training.bandit_jobs import equal, job, weights
 from tests.local_source import LocalSource
 from tests.unit.training.bandit import Bandit
 from traced.training import grpo
+from traced.training import metrics as metrics_module
 from traced.training.job import TrainingJob, TrainingResult
 from traced.training.metrics import Metrics, read_metrics
 from traced.training.recovery import Recoveries
 from traced.training.trainer import GroupRelativeTrainer
+
+
+@pytest.fixture(autouse=True)
+def _any_policy_is_certain(monkeypatch: pytest.MonkeyPatch) -> None:
+    # The environments of these tests make groups equal, while the policy of the random model stays uncertain.
+    monkeypatch.setattr(metrics_module, "CERTAIN", math.inf)
 
 
 def recovering(model_path: Path, out: Path, **changes: Any) -> TrainingJob:

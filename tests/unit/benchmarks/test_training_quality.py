@@ -1,10 +1,18 @@
 """The figures of the ablation of the training's measures."""
 
+import json
+from contextlib import nullcontext
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from benchmarks.training_quality import ending, summary
+from benchmarks import training_quality
+from benchmarks.training_quality import ending, summary, train_variant
+from traced.training.errors import NothingToLearn
+from traced.training.job import TrainingJob
+from traced.training.metrics import append
 
 
 def row(variant: str, last: float, best: float, no_gradient: bool = False, capability: str = "dates") -> dict[str, Any]:
@@ -44,6 +52,36 @@ def test_a_training_may_end_without_a_gradient(rows: list[tuple[int, float]], ex
         "mixed_groups": 0.5,
         "curve": {},
     }
+
+
+async def test_a_training_that_finds_nothing_to_learn_from_counts_as_one_without_a_gradient(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fail(job: TrainingJob, *_: object) -> None:
+        job.out.mkdir(parents=True)
+        # Mixed groups whose gradient was not finite.
+        append(job.metrics, iteration(1, 8, 0.5))
+        raise NothingToLearn("nothing to learn from")
+
+    async def success(context: object, name: str, adapter: Path | None, environment: str) -> dict[str, float]:
+        assert (name, adapter) == ("base", None)
+        return {"environment": 0.25, "target": 0.5}
+
+    job = TrainingJob("r", "dates", {"target": "t"}, "m", str(tmp_path))
+    monkeypatch.setattr(training_quality, "job_in", lambda *_: job)
+    monkeypatch.setattr(training_quality, "store_variables", lambda _: {})
+    monkeypatch.setattr(training_quality, "get_capability", lambda *_: SimpleNamespace(description=""))
+    monkeypatch.setattr(training_quality, "train", fail)
+    monkeypatch.setattr(training_quality, "success", success)
+    context: Any = SimpleNamespace(
+        data_dir=tmp_path, cycle_id="c1", settings=SimpleNamespace(threads=1), read_session=nullcontext
+    )
+    figures = await train_variant(context, "dates", "hash", "fresh")
+    assert figures["no_gradient"]
+    assert (figures["policy"], figures["iterations"]) == (0, 1)
+    assert figures["best_environment"] == figures["last_environment"] == 0.25
+    from_disk = await train_variant(context, "dates", "hash", "fresh")
+    assert json.dumps(from_disk, sort_keys=True) == json.dumps(figures, sort_keys=True)
 
 
 def test_the_validation_is_by_policy() -> None:

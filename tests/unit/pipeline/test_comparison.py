@@ -4,10 +4,12 @@ from pathlib import Path
 
 import pytest
 
+from store.records import StageState
+from store.repositories.cycles import list_stage_events
 from tests.unit.pipeline.contexts import context_with_chain
 from traced.pipeline import evaluate
 from traced.pipeline.context import Context
-from traced.training.errors import TrainingError
+from traced.training.errors import NothingToLearn, TrainingError
 from traced.training.job import TrainingJob
 
 WORLDS = Path(__file__).parents[1] / "targets" / "worlds.py"
@@ -38,3 +40,27 @@ async def test_a_short_list_of_tasks_is_divided_and_not_exceeded(
     (job,) = jobs
     assert (job.seed_low, job.seed_high, job.groups, job.validation) == (0, 10, groups, validation)
     assert not set(job.group_seeds(0)) & set(validation)
+
+
+async def test_a_training_that_finds_nothing_to_learn_from_ends_the_comparison_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fail(*_: object) -> None:
+        raise NothingToLearn("no group was mixed", hint="raise training.rollouts")
+
+    async def without_servers(context: Context, job: TrainingJob, *_: object) -> TrainingJob:
+        return job
+
+    notes: list[str] = []
+    monkeypatch.setattr(evaluate, "run_job", fail)
+    monkeypatch.setattr(evaluate, "with_servers", without_servers)
+    world = {"target.name": "acme", "target.kind": "python", "target.factory": f"{WORLDS}:WithTasks"}
+    with context_with_chain(tmp_path, world) as context:
+        monkeypatch.setattr(context.progress, "note", notes.append)
+        await evaluate.grpo_on_target(context, 8)
+        with context.read_session() as session:
+            event = list_stage_events(session, context.cycle_id)[-1]
+    reason = "no group was mixed (try: raise training.rollouts)"
+    assert f"the comparison with GRPO on the target has no result: {reason}" in notes
+    assert (event.stage, event.state) == ("train", StageState.FINISHED)
+    assert event.detail["summary"] == reason

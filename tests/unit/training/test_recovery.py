@@ -29,7 +29,7 @@ def row(success: float = 0.75, mixed_share: float = 0.0, **changes: float) -> Me
     return figures | {"trajectories_kept": 8 * is_mixed, "grad_norm": 0.1 * is_mixed} | changes
 
 
-LEARNING = row(0.8, 0.5)
+LEARNING = row(0.8, 0.5, entropy=0.03)
 
 
 def numbered(*rows: Metrics) -> list[Metrics]:
@@ -44,10 +44,19 @@ def numbered(*rows: Metrics) -> list[Metrics]:
         [row(), row(lost_groups=5), row()],
         [row(0.85, 0.125)] * 2 + [row(0.85)],  # not below the best validation by a tenth
         [row(0.5, 0.125)] * 3,  # too many mixed groups
+        [row(entropy=0.02)] * 3,  # the policy is not certain
+        [row(mixed_share=0.125, entropy=0.02), row(entropy=0.02), row(entropy=0.02)],
     ],
 )
 def test_a_policy_that_has_not_collapsed(last: list[Metrics]) -> None:
     assert collapse(numbered(LEARNING, *last), BEST) == ""
+
+
+def test_the_entropy_is_compared_with_that_of_the_iterations_that_had_a_gradient() -> None:
+    """Iterations without one, of which a rare reward has many, lower no bound."""
+    rows = numbered(LEARNING, *[row(entropy=0.001)] * 9, *[row(entropy=0.014)] * 3)
+    assert collapse(rows, BEST)
+    assert collapse([*rows[:-1], {**rows[-1], "entropy": 0.02}], BEST) == ""
 
 
 def test_a_run_that_never_had_a_gradient_has_not_collapsed() -> None:
