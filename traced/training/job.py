@@ -8,10 +8,11 @@ they are never imported here.
 import dataclasses
 import hashlib
 import json
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import asdict, dataclass, field, fields
 from datetime import UTC, datetime
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
@@ -255,13 +256,19 @@ class TrainingJob:
 
     def group_seeds(self, iteration: int) -> list[int]:
         """Return the distinct environment seeds of one iteration's groups."""
-        seeds: dict[int, None] = {}
+        return list(islice(self.seed_draws(iteration), self.groups))
+
+    def seed_draws(self, iteration: int) -> Iterator[int]:
+        """Yield all training seeds in the order of the iteration's draw, each one once."""
+        seeds: set[int] = set()
         draw = 0
         # Drawn one by one until distinct: a repeated seed would merge two groups into one.
-        while len(seeds) < self.groups:
-            seeds[self.seed_low + derive_seed(self.seed, iteration, draw) % self.training_seeds] = None
+        while len(seeds) < self.training_seeds:
+            seed = self.seed_low + derive_seed(self.seed, iteration, draw) % self.training_seeds
             draw += 1
-        return list(seeds)
+            if seed not in seeds:
+                seeds.add(seed)
+                yield seed
 
     def fingerprint(self) -> str:
         """Return the SHA-256 of what determines the adapter: fields, environment source and the base's files."""
