@@ -161,6 +161,7 @@ class RolloutFunction:
     last: Batch = field(init=False)
     _ahead: _Sampling | None = field(init=False, default=None)
     _running: _Sampling | None = field(init=False, default=None)
+    _validated: set[int] = field(init=False, default_factory=set)
 
     def __call__(self, prompts: Sequence[str], trainer: Any) -> dict[str, list[Any]]:
         """Play the rollouts of one iteration.
@@ -196,7 +197,7 @@ class RolloutFunction:
 
     def validate(self, model: Any, policy: int) -> None:
         """Validate the policy that a run ends with, unless it was; ``model`` has its weights."""
-        if self.validations is None or not self.validations.is_open(policy):
+        if self.validations is None or policy in self._validated or not self.validations.is_open(policy):
             return
         self._running = sampling = self._start(model, policy, policy, [], is_last=True)
         self.validations.end(policy, sampling.future.result().validation)
@@ -229,9 +230,11 @@ class RolloutFunction:
 
     def _start(self, model: Any, iteration: int, policy: int, seeds: list[int], *, is_last: bool = False) -> _Sampling:
         validation: list[int] = []
-        if self.validations is not None:
+        # With overlap the first policy of a process samples two iterations.
+        if self.validations is not None and policy not in self._validated:
             validation = self.validations.seeds(policy, is_last=is_last)
             if validation:
+                self._validated.add(policy)
                 self.validations.begin(model, policy)
         self.sampler.engine.synchronise(model, policy)
         sampling_seed = derive_seed(self.seed, "rollout", iteration)

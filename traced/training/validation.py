@@ -43,14 +43,24 @@ class Validations:
 
     def is_open(self, policy: int) -> bool:
         """Return whether the policy has been trained and has no figures."""
-        return policy > 0 and not (self.adapter(policy) / FIGURES).exists()
+        return policy > 0 and self._figures(policy) is None
 
     def begin(self, model: Any, policy: int) -> None:
         """Keep the policy's adapter; ``model`` has its weights."""
-        publish_folder(self.adapter(policy), lambda staging: save_adapter(model, staging))
+        # A run that is resumed validates its policy again, which has the same weights. If it is killed before the end
+        # of that, the policy must still have its figures.
+        if self._figures(policy) is None:
+            publish_folder(self.adapter(policy), lambda staging: save_adapter(model, staging))
 
     def end(self, policy: int, rollouts: Sequence[Rollout]) -> Validation | None:
-        """Store the figures of the policy; None, and no adapter is kept, if too many episodes were lost."""
+        """Store the figures of the policy, unless it has some already, and return them.
+
+        Returns:
+            None, and no adapter is kept, if too many episodes were lost.
+        """
+        earlier = self._figures(policy)
+        if earlier is not None:
+            return earlier
         scored = [rollout for rollout in rollouts if rollout.failure is None and rollout.reward is not None]
         if len(scored) < SCORED_SHARE * len(rollouts):
             shutil.rmtree(self.adapter(policy), ignore_errors=True)
@@ -103,7 +113,12 @@ class Validations:
 
     def all(self) -> list[Validation]:
         """Return the figures of all validated policies."""
-        return [
-            Validation(**json.loads(path.read_text(encoding="utf-8")))
-            for path in self._folder.glob(f"policy-*/{FIGURES}")
-        ]
+        return [_read(path) for path in self._folder.glob(f"policy-*/{FIGURES}")]
+
+    def _figures(self, policy: int) -> Validation | None:
+        path = self.adapter(policy) / FIGURES
+        return _read(path) if path.exists() else None
+
+
+def _read(path: Path) -> Validation:
+    return Validation(**json.loads(path.read_text(encoding="utf-8")))

@@ -2,7 +2,7 @@
 
 import asyncio
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
@@ -156,6 +156,44 @@ def test_with_overlap_the_next_iteration_is_sampled_from_the_weights_before_the_
     assert in_sampler(use, engine) == [(0, 0), (1, 0), (2, 1)]
     assert engine.synchronised == [("weights 0", 0), ("weights 0", 0), ("weights 1", 1)]
     assert outcome == [(1, [20, 40]), (2, [21, 41]), (3, [22, 42])]
+
+
+class EveryPolicy:
+    """Validates every policy on seed 901, and records it."""
+
+    def __init__(self) -> None:
+        self.begin_calls: list[int] = []
+        self.end_calls: list[int] = []
+
+    def seeds(self, policy: int, *, is_last: bool = False) -> list[int]:
+        return [901]
+
+    def is_open(self, policy: int) -> bool:
+        return True
+
+    def begin(self, model: Any, policy: int) -> None:
+        self.begin_calls.append(policy)
+
+    def end(self, policy: int, rollouts: Sequence[Rollout]) -> None:
+        assert [rollout.seed for rollout in rollouts] == [901]
+        self.end_calls.append(policy)
+
+
+def test_with_overlap_a_policy_that_samples_two_iterations_is_validated_once() -> None:
+    validations = EveryPolicy()
+
+    def use(sampler: Sampler) -> None:
+        function = RolloutFunction(
+            sampler, 3, 0, TOK.eos_token_id, lambda *arguments: None, next_seeds, validations=validations
+        )
+        for iteration in range(3):
+            function(prompts(iteration), trainer_at(iteration))
+        for _ in range(2):
+            function.validate(trainer_at(3).model, 3)
+        function.close()
+
+    in_sampler(use, FreeEngine())
+    assert validations.begin_calls == validations.end_calls == [0, 1, 3]
 
 
 def test_a_run_that_goes_back_samples_its_next_iteration_anew_at_its_temperature() -> None:

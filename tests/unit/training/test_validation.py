@@ -115,6 +115,19 @@ def test_a_policy_most_of_whose_episodes_were_lost_is_no_candidate(tmp_path: Pat
     assert not (tmp_path / "adapter").exists()
 
 
+def test_a_policy_that_is_validated_again_keeps_its_figures(tmp_path: Path) -> None:
+    """As by a run that is resumed from its checkpoint, and may be killed before the end of the second validation."""
+    validations = Validations(job(tmp_path))
+    validations.begin("weights", 5)
+    first = validations.end(5, episodes("1100"))
+    validations.begin("weights", 5)
+    assert validations.best() == first
+    for outcome in ("----", "1111"):
+        assert validations.end(5, episodes(outcome)) == first
+    assert validations.best() == first
+    assert (validations.adapter(5) / "weights").read_text() == "weights"
+
+
 def test_a_validation_that_failed_once_is_repeated_greedily() -> None:
     failures = iter([True])
 
