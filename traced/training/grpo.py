@@ -85,7 +85,7 @@ def train(job: TrainingJob, on_metric: Callable[[Metrics], None], open_source: O
     check_trackers(job)
     torch.set_num_threads(job.threads)
     checkpoint = newest_checkpoint(job.out / "checkpoints")
-    done = int(checkpoint.name.rpartition("-")[2]) if checkpoint else 0
+    done = _checkpoint_iteration(job)
     truncate_after(job.metrics, done)
     Validations(job).forget_after(done)
     OpenSeeds(job).forget_after(done)
@@ -102,6 +102,8 @@ def train(job: TrainingJob, on_metric: Callable[[Metrics], None], open_source: O
             metrics |= {"recoveries": len(recoveries.all())}
         append(job.metrics, metrics)
         on_metric(metrics)
+        if job.validate_every:
+            Validations(job).prune(_checkpoint_iteration(job), recoveries)
 
     with (
         start_blocking_portal() as portal,
@@ -265,6 +267,12 @@ class _EndsEarly(TrainerCallback):
         """Check whether the run is solved, stalled or hopeless, once an iteration's metrics are logged."""
         if _is_solved(self.job) or _stall(self.job):
             control.should_training_stop = True
+
+
+def _checkpoint_iteration(job: TrainingJob) -> int:
+    """Return after how many iterations the run would be resumed now."""
+    checkpoint = newest_checkpoint(job.out / "checkpoints")
+    return int(checkpoint.name.rpartition("-")[2]) if checkpoint else 0
 
 
 def _is_solved(job: TrainingJob) -> bool:

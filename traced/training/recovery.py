@@ -77,10 +77,7 @@ class Recoveries:
         """
         rows, past = read_metrics(self._job.metrics), self.all()
         iteration = int(rows[-1]["iteration"]) if rows else 0
-        # The policies of the last iterations are those that have collapsed, whatever their validation says.
-        first_collapsed = iteration - PATIENCE - self._job.overlap
-        given_up = self.given_up()
-        candidates = [v for v in validated if v.policy < first_collapsed and v.policy not in given_up]
+        candidates = self.targets(validated, iteration)
         if len(past) >= self._job.recoveries or iteration >= self._job.iterations or not candidates:
             return None
         best = max(candidates, key=lambda validation: validation.rank)
@@ -104,9 +101,28 @@ class Recoveries:
             remaining = [asdict(recovery) for recovery in self.all() if recovery.iteration <= iterations]
             publish_file(self._file, "".join(json.dumps(row) + "\n" for row in remaining))
 
-    def given_up(self) -> set[int]:
-        """Return the policies that the run has gone back behind; policy N has sampled iteration N + 1."""
-        return {policy for recovery in self.all() for policy in range(recovery.policy + 1, recovery.iteration)}
+    def targets(self, validated: Sequence[Validation], iteration: int) -> list[Validation]:
+        """Return the policies among the validated ones that the run may go back to after an iteration."""
+        given_up = self.given_up()
+        return [v for v in validated if self.is_old(v.policy, iteration) and v.policy not in given_up]
+
+    def is_old(self, policy: int, iteration: int) -> bool:
+        """Return whether a policy is older than those that have collapsed if the run has, after an iteration."""
+        # The policies of the last iterations are those that have collapsed, whatever their validation says.
+        return policy < iteration - PATIENCE - self._job.overlap
+
+    def given_up(self, *, iterations: int | None = None) -> set[int]:
+        """Return the policies that the run has gone back behind; policy N has sampled iteration N + 1.
+
+        Args:
+            iterations: Only recoveries in so many first iterations count; None: all.
+        """
+        return {
+            policy
+            for recovery in self.all()
+            if iterations is None or recovery.iteration <= iterations
+            for policy in range(recovery.policy + 1, recovery.iteration)
+        }
 
 
 def collapse(rows: Sequence[Metrics], best: Validation, *, start: int = 0) -> str:

@@ -105,6 +105,9 @@ def test_the_best_policy_is_published_and_not_the_last(
         if "validation_policy" in metrics:
             folder = validated.out / "validated" / f"policy-{metrics['validation_policy']:.0f}"
             adapters[int(metrics["validation_policy"])] = load_file(folder / "adapter_model.safetensors")
+        if metrics["iteration"] == 7:
+            # The second policy is better.
+            assert [path.name for path in (validated.out / "validated" / "policy-4").iterdir()] == ["validation.json"]
 
     result = grpo.train(validated, on_metric, lambda _: LocalSource("fading", Fading))
     assert (result.iterations, result.policy) == (7, 2)

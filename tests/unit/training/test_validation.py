@@ -1,6 +1,7 @@
 """Validation of policies during a training: which seeds, which policies, and which one is the best."""
 
 import dataclasses
+import random
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,8 @@ from tests.unit.training.scripted_engine import FreeEngine, in_sampler
 from traced.rollouts.errors import Fault, Infrastructure
 from traced.training import validation
 from traced.training.job import TrainingJob, Validation
+from traced.training.metrics import append
+from traced.training.recovery import Recoveries, Recovery
 from traced.training.rollouts import IterationRollouts, Rollout, Sampler
 from traced.training.validation import Validations
 
@@ -126,6 +129,75 @@ def test_a_policy_that_is_validated_again_keeps_its_figures(tmp_path: Path) -> N
         assert validations.end(5, episodes(outcome)) == first
     assert validations.best() == first
     assert (validations.adapter(5) / "weights").read_text() == "weights"
+
+
+def with_weights(validations: Validations) -> list[int]:
+    return sorted(v.policy for v in validations.all() if (validations.adapter(v.policy) / "weights").exists())
+
+
+def test_weights_that_nobody_needs_any_more_are_deleted_and_figures_stay(tmp_path: Path) -> None:
+    training_job = job(tmp_path, recoveries=1)
+    validations, recoveries = Validations(training_job), Recoveries(training_job)
+    for policy, successes in [(0, "1000"), (5, "1110"), (10, "1100"), (15, "1000"), (20, "1111"), (25, "1100")]:
+        validations.begin("", policy)
+        validations.end(policy, episodes(successes))
+    validations.prune(4, recoveries)
+    # A run that is resumed after iteration 4 has policy 0 alone.
+    assert with_weights(validations) == [0, 5, 20]
+    validations.prune(15, recoveries)
+    assert with_weights(validations) == [5, 20]
+    # Policy 20 is too young to go back to until iteration 24.
+    validations.prune(22, recoveries)
+    assert with_weights(validations) == [5, 20]
+    validations.prune(23, recoveries)
+    assert with_weights(validations) == [20]
+    assert len(validations.all()) == 6
+    assert validations.episodes == 24
+    assert validations.publish_best(tmp_path / "adapter") == Validation(1.0, 1.0, 20, 4, 4)
+
+
+def test_a_policy_whose_validation_was_given_up_keeps_no_weights(tmp_path: Path) -> None:
+    training_job = job(tmp_path, validate_every=1, recoveries=1)
+    validations, recoveries = Validations(training_job), Recoveries(training_job)
+    for policy in (0, 6, 7):
+        validations.begin("", policy)
+    validations.end(0, episodes("1"))
+    append(tmp_path / "recoveries.jsonl", Recovery(7, 0, 0.1, 1.0, "").__dict__)
+    validations.prune(0, recoveries)
+    assert sorted(path.name for path in (tmp_path / "validated").iterdir()) == ["policy-0", "policy-7"]
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_run_that_is_killed_and_goes_back_at_random_has_the_weights_that_it_needs(tmp_path: Path, seed: int) -> None:
+    rng = random.Random(seed)
+    training_job = job(tmp_path, validate_every=2, recoveries=9, overlap=seed % 2, engine_urls=["http://localhost"])
+    validations, recoveries = Validations(training_job), Recoveries(training_job)
+    checkpoint = policy = 0
+    for _ in range(60):
+        if rng.random() < 0.1:
+            # Killed and resumed.
+            policy = checkpoint
+            validations.forget_after(checkpoint)
+            recoveries.forget_after(checkpoint)
+        if validations.seeds(policy):
+            validations.begin("", policy)
+            validations.end(policy, episodes("".join(rng.choices("01-", [5, 5, 1], k=5))))
+        iteration = policy + 1
+        validations.prune(checkpoint, recoveries)
+        validated = validations.all()
+        targets = recoveries.targets(validated, iteration)
+        if targets and rng.random() < 0.15:
+            best = max(targets, key=lambda validation: validation.rank)
+            assert best.policy in with_weights(validations)
+            append(tmp_path / "recoveries.jsonl", Recovery(iteration, best.policy, 0.1, 1.0, "").__dict__)
+        published = validations.best()
+        assert published is None or published.policy in with_weights(validations)
+        resumed = [validation for validation in validated if validation.policy <= checkpoint]
+        assert not resumed or max(resumed, key=lambda v: v.rank).policy in with_weights(validations)
+        assert len(with_weights(validations)) <= 8
+        if rng.random() < 0.4:
+            checkpoint = iteration
+        policy = iteration
 
 
 def test_a_validation_that_failed_once_is_repeated_greedily() -> None:
