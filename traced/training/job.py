@@ -254,6 +254,16 @@ class TrainingJob:
         """Return the number of seeds that groups are drawn from."""
         return self.seed_high - self.seed_low - len(self.validation)
 
+    @property
+    def hinted_rollouts(self) -> int:
+        """Return how many rollouts of each group have the hint; the others show what the policy does by itself."""
+        return _some_of(self.rollouts, self.hint_share)
+
+    @property
+    def open_groups(self) -> int:
+        """Return how many groups of an iteration have open seeds, if there are so many (``OpenSeeds``)."""
+        return _some_of(self.groups, self.open_share)
+
     def group_seeds(self, iteration: int) -> list[int]:
         """Return the distinct environment seeds of one iteration's groups."""
         return list(islice(self.seed_draws(iteration), self.groups))
@@ -299,6 +309,11 @@ class TrainingJob:
     def to_json(self) -> str:
         """Return the job as it is stored on disk."""
         return json.dumps(asdict(self), indent=1, sort_keys=True) + "\n"
+
+
+def _some_of(count: int, share: float) -> int:
+    """Return a share of a number, rounded: at least 1 if the share is above 0, but never all of them."""
+    return min(max(1, round(share * count)), count - 1) if share > 0 else 0
 
 
 def _check_choice(name: str, values: Sequence[str], choices: Sequence[str]) -> None:

@@ -46,7 +46,7 @@ class OpenSeeds:
         """
         is_open = self._outcomes(iterations)
         own_open = [seed for seed in fresh if is_open.get(seed)]
-        count = max(0, round(self._job.open_share * len(fresh)) - len(own_open))
+        count = max(0, self._job.open_groups - len(own_open))
         pool = sorted(seed for seed, outcome in is_open.items() if outcome and seed not in fresh)
         rng = random.Random(derive_seed(self._job.seed, "open", iteration))
         repeated = rng.sample(pool, min(count, len(pool)))

@@ -39,9 +39,8 @@ def rollout_function(
     step_s = max(job.step_timeout_s, step_timeout_s(float(job.limits.get("call_seconds", 0.0))))
     limits = RolloutLimits(job.max_turns, length, job.max_tokens, step_s, job.temperature, job.validation_temperature)
     engine = _policy_engine(job, portal, model, tokenizer, length)
-    # A group of hinted rollouts alone would not show what the policy does by itself.
-    hinted = min(round(job.hint_share * job.rollouts), job.rollouts - 1)
-    sampler = Sampler(source, engine, TurnFormat(ChatFormat(tokenizer)), portal, limits, job.hint, hinted)
+    turn_format = TurnFormat(ChatFormat(tokenizer))
+    sampler = Sampler(source, engine, turn_format, portal, limits, job.hint, job.hinted_rollouts)
 
     def next_seeds(iteration: int) -> list[int] | None:
         return job.group_seeds(iteration) if iteration < job.iterations else None

@@ -31,6 +31,19 @@ def test_group_seeds_are_distinct_in_range_and_do_not_depend_on_the_number_of_it
     assert training_job.group_seeds(0) != training_job.group_seeds(1)
 
 
+@pytest.mark.parametrize(
+    ("size", "share", "count"),
+    [(8, 0.0, 0), (8, 0.01, 1), (8, 0.25, 2), (8, 0.5, 4), (8, 0.95, 7), (2, 0.25, 1), (2, 0.9, 1)],
+)
+def test_a_share_above_0_is_at_least_1_and_never_all(size: int, share: float, count: int) -> None:
+    assert job(groups=size, open_share=share).open_groups == count
+    assert job(rollouts=size, hint="Look twice.", hint_share=share).hinted_rollouts == count
+
+
+def test_a_single_group_has_no_open_seed() -> None:
+    assert job(groups=1, open_share=0.5).open_groups == 0
+
+
 def test_the_fingerprint_covers_exactly_the_fields_that_choose_the_weights(tmp_path: Path) -> None:
     model, source = tmp_path / "model", tmp_path / "env.py"
     model.mkdir()

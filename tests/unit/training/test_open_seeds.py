@@ -55,6 +55,12 @@ def few_seeds(out: Path, **changes: Any) -> TrainingJob:
     return TrainingJob("r", "c", {"target": "t"}, "m", str(out), **fixed | changes)
 
 
+def test_one_group_at_least_has_a_seed_of_the_iterations_own_draw(tmp_path: Path) -> None:
+    seeds = open_seeds(tmp_path, open_share=0.95)
+    seeds.record(0, groups(*((seed, [0, 1]) for seed in range(1, 9))))
+    assert [seed for seed in seeds.draw(1, FRESH, 1) if seed in FRESH] == [100]
+
+
 def test_of_few_seeds_closed_ones_are_drawn_only_where_the_others_run_out(tmp_path: Path) -> None:
     """12 of 48 seeds are open."""
     job = few_seeds(tmp_path)
