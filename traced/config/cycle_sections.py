@@ -148,7 +148,9 @@ class TrainingSection(Section):
         default=5, ge=0, description="iterations between validations, whose best policy is published; 0: the last one"
     )
     validation_seeds: Positive = Field(
-        default=32, description="seeds of a validation, played greedily; a fifth of the seeds at most, never trained on"
+        default=32,
+        description="seeds of a validation, played greedily; a fifth of the seeds at most, never trained on; "
+        "if that is fewer, each is played several times, at training.temperature",
     )
     recoveries: int = Field(
         default=2,

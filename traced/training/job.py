@@ -125,7 +125,8 @@ class TrainingJob:
     open_share: float = 0.0  # share of the groups with seeds whose rewards have differed lately; 0: fresh seeds only
     validate_every: int = 0  # iterations between validations; 0: the last policy is published, whatever it is worth
     validation_seeds: int = 32  # taken from the end of the range, a fifth of it at most; training does not draw them
-    validation_temperature: float = 0.0  # as in the evaluations that the adapter is made for; 0: greedy
+    # As in the evaluations that the adapter is made for; 0: greedy, unless fewer seeds are played several times.
+    validation_temperature: float = 0.0
     recoveries: int = 0  # times that a collapsed run may go back to its best validated policy
     recovery_lr: float = 0.5  # factor of the learning rate for each of them
     recovery_temperature: float = 1.2  # factor of the sampling temperature
@@ -248,6 +249,16 @@ class TrainingJob:
         size = self.seed_high - self.seed_low
         count = max(1, min(self.validation_seeds, size // 5)) if self.validate_every else 0
         return list(range(self.seed_high - count, self.seed_high))
+
+    @property
+    def validation_trials(self) -> int:
+        """Return how often a validation plays each seed: once, or so often that it has about ``validation_seeds``."""
+        return max(1, round(self.validation_seeds / max(1, len(self.validation))))
+
+    @property
+    def trial_temperature(self) -> float:
+        """Return the sampling temperature of a validation; greedy trials of a seed would all be the same."""
+        return self.validation_temperature or (self.temperature if self.validation_trials > 1 else 0.0)
 
     @property
     def training_seeds(self) -> int:

@@ -67,7 +67,15 @@ class Recoveries:
     def current(self) -> TrainingJob:
         """Return the job with the learning rate and the temperature that hold now."""
         past = self.all()
-        return replace(self._job, lr=past[-1].lr, temperature=past[-1].temperature) if past else self._job
+        if not past:
+            return self._job
+        # Validations keep their temperature, so that they can be compared.
+        return replace(
+            self._job,
+            lr=past[-1].lr,
+            temperature=past[-1].temperature,
+            validation_temperature=self._job.trial_temperature,
+        )
 
     def decide(self, validated: Sequence[Validation]) -> Recovery | None:
         """Return the recovery that the newest iteration calls for, and store it; None if there is nothing to do.

@@ -166,7 +166,7 @@ class Sampler:
     def start(
         self, group_seeds: Sequence[int], rollouts: int, sampling_seed: int, validation: Sequence[int] = ()
     ) -> "Future[IterationRollouts]":
-        """Start K rollouts of every seed, and one of every seed of ``validation``."""
+        """Start K rollouts of every seed, and one of every entry of ``validation``; equal seeds there are trials."""
         return self.portal.start_task_soon(self.play, group_seeds, rollouts, sampling_seed, validation)
 
     async def play(

@@ -37,7 +37,7 @@ def rollout_function(
     """Return the rollout function of a job; ``source`` lives on the portal's loop, ``model`` is still without PEFT."""
     length = min(job.max_length, model.config.max_position_embeddings)
     step_s = max(job.step_timeout_s, step_timeout_s(float(job.limits.get("call_seconds", 0.0))))
-    limits = RolloutLimits(job.max_turns, length, job.max_tokens, step_s, job.temperature, job.validation_temperature)
+    limits = RolloutLimits(job.max_turns, length, job.max_tokens, step_s, job.temperature, job.trial_temperature)
     engine = _policy_engine(job, portal, model, tokenizer, length)
     turn_format = TurnFormat(ChatFormat(tokenizer))
     sampler = Sampler(source, engine, turn_format, portal, limits, job.hint, job.hinted_rollouts)
@@ -75,6 +75,6 @@ def _policy_engine(job: TrainingJob, portal: BlockingPortal, model: Any, tokeniz
     # A folded layer takes one matrix product, PEFT's takes three; for a small model the difference is half of a decode
     # step. With the copy the trained base is never merged and unmerged, so it cannot drift.
     sampled = sampling_copy(model)
-    max_batch = job.groups * job.rollouts + len(job.validation)
+    max_batch = job.groups * job.rollouts + len(job.validation) * job.validation_trials
     engine = Engine(sampled, tokenizer, max_batch=max_batch, max_length=length)
     return InProcessEngine(engine, sampled, in_rounds=job.threads == 1)

@@ -1,4 +1,7 @@
-"""Keep the best iterate of a run: greedy episodes on seeds that no rollout uses, every few iterations.
+"""Keep the best iterate of a run: episodes on seeds that no rollout uses, every few iterations.
+
+They are greedy, or have the temperature of the evaluations. Where there are fewer seeds than ``validation_seeds``, each
+is played several times, at the temperature of the rollouts if they would be greedy: 4 episodes would choose by chance.
 
 The last iterate of GRPO is often not the best one: a policy that has become certain finds no group with different
 rewards, and drifts. The adapter of each validated policy stays in ``validated/policy-N`` with its figures; policy N has
@@ -39,10 +42,13 @@ class Validations:
         self._folder = job.out / "validated"
 
     def seeds(self, policy: int, *, is_last: bool = False) -> list[int]:
-        """Return the seeds to validate a policy on: every few iterations, and the last one; none otherwise."""
+        """Return the seeds of a validation's episodes: every few iterations, and of the last policy; none otherwise.
+
+        A seed is there once for each of its trials.
+        """
         is_due = is_last or policy % self._job.validate_every == 0
         is_due = is_due and (policy > 0 or self._job.recoveries > 0)
-        return self._job.validation if is_due else []
+        return self._job.validation * self._job.validation_trials if is_due else []
 
     def is_open(self, policy: int) -> bool:
         """Return whether the policy has been trained and has no figures."""

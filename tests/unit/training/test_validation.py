@@ -2,13 +2,14 @@
 
 import dataclasses
 import random
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.unit.training.bandit import Bandit
-from tests.unit.training.scripted_engine import FreeEngine, in_sampler
+from tests.unit.training.scripted_engine import LIMITS, FreeEngine, in_sampler
 from traced.rollouts.errors import Fault, Infrastructure
 from traced.training import validation
 from traced.training.job import TrainingJob, Validation
@@ -53,6 +54,32 @@ def test_it_is_the_turn_of_every_fifth_and_of_the_last_policy(
     tmp_path: Path, policy: int, is_last: bool, count: int
 ) -> None:
     assert len(Validations(job(tmp_path)).seeds(policy, is_last=is_last)) == count
+
+
+def test_few_seeds_are_played_several_times_at_the_temperature_of_the_rollouts(tmp_path: Path) -> None:
+    short_job = job(tmp_path, seed_high=20, temperature=0.8)
+    seeds = Validations(short_job).seeds(5)
+    assert (len(seeds), set(seeds)) == (32, {16, 17, 18, 19})
+    assert short_job.trial_temperature == 0.8
+    assert job(tmp_path, seed_high=20, validation_temperature=0.5).trial_temperature == 0.5
+    assert (job(tmp_path).validation_trials, job(tmp_path).trial_temperature) == (1, 0.0)
+    assert job(tmp_path, seed_high=110).validation_trials == 1  # of 22 seeds
+    append(tmp_path / "recoveries.jsonl", Recovery(7, 0, 0.1, 1.5, "").__dict__)
+    recovered = Recoveries(short_job).current()
+    assert (recovered.temperature, recovered.trial_temperature) == (1.5, 0.8)
+
+
+def test_the_trials_of_a_seed_are_sampled_differently() -> None:
+    engine = FreeEngine()
+
+    def play(sampler: Sampler) -> IterationRollouts:
+        return sampler.start([11], 3, 5, [901, 901]).result()
+
+    outcome = in_sampler(play, engine, replace(LIMITS, validation_temperature=0.7))
+    assert [rollout.seed for rollout in outcome.validation] == [901, 901]
+    trials = [request.sampling for name, request in engine.requests if name.split("-")[1] != "000000"]
+    assert {sampling.temperature for sampling in trials} == {0.7}
+    assert len({sampling.seed for sampling in trials}) == len(trials)
 
 
 def test_the_best_policy_is_published_and_the_others_are_dropped(tmp_path: Path) -> None:
