@@ -76,14 +76,17 @@ def describe_router(
     composition = _serving(compositions, live)
     if composition is not None and not composition.router:
         return f"the composition of its cycle: {composition.model} answers every conversation"
-    by_turn = "; each message of the user is routed" if composition is not None and composition.by_turn else ""
+    remarks = ""
     if composition is not None:
+        unused = [name for name in live if name not in composition.models]
+        remarks += "; each message of the user is routed" if composition.by_turn else ""
+        remarks += f"; live, but without conversations in it: {', '.join(unused)}" if unused else ""
         live, by_labels = list(composition.routed), composition.router == BY_LABELS
         if by_labels:
-            return f"label tokens, by the composition of its cycle{by_turn}"
+            return f"label tokens, by the composition of its cycle{remarks}"
     if by_labels:
         return "label tokens, by the setting routing.router"
-    return _describe_classifier(data_dir, cycles, live, embeddings_url, base_digest) + by_turn
+    return _describe_classifier(data_dir, cycles, live, embeddings_url, base_digest) + remarks
 
 
 def _serving(documents: Iterable[str], live: Sequence[str]) -> Composition | None:

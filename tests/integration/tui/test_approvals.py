@@ -3,23 +3,27 @@
 import re
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from sqlalchemy import update
 from textual.events import Key
 from textual.widgets import Button, Input
 
+from benchmarks.seeded import Seeded
 from store.database import open_store, sqlite_url, write_session
 from store.records import Event
 from store.repositories.events import save_event
 from store.repositories.promotions import latest_approval, latest_gate, save_gate
+from store.repositories.trajectories import save_trajectories
 from store.tables import CapabilityRow
-from store.types import GateAnswer
+from store.types import GateAnswer, Turn
 from tests.integration.service.api_server import serve_api
 from tests.integration.service.conftest import RecordingLoop
 from tests.integration.tui.approving import KEY, open_approvals, publishable, screen_text
 from tests.integration.tui.conftest import NOW, OpenApp, RunningApp
 from tests.integration.tui.screens import SIZES, same_picture, text_of, wait_until
+from tests.unit.store.chain import trajectory
 from traced.api.control import Control
 from traced.config.settings import load_settings
 from tui.app import TracedApp
@@ -240,6 +244,17 @@ async def test_nothing_to_decide_says_so(tmp_path: Path, size: tuple[int, int]) 
             await pilot.press("a", "r", "m", "enter")
             assert isinstance(app.screen, Approvals)
     session.dispose()
+
+
+async def test_the_lengths_of_messages_are_shown(open_app: OpenApp, control: Control, seeded: Seeded) -> None:
+    fields: dict[str, Any] = {"split": "gate", "cycle_id": "c-0003", "task_id": "a"}
+    long = [Turn(2, [1], [7] * 9, [-0.5] * 9, "length")]
+    with write_session(control.store) as session:
+        rows = [trajectory("a-base", **fields), trajectory("a-new", model=seeded.waiting, turns=long, **fields)]
+        save_trajectories(session, rows)
+    async with open_app((120, 40)) as tui:
+        await open_approvals(tui)
+        await wait_until(tui.pilot, lambda: "messages     2 → 9 tokens on average, on the target" in screen_text(tui))
 
 
 async def test_text_that_others_wrote_does_no_harm(open_app: OpenApp, control: Control) -> None:

@@ -7,8 +7,10 @@ import pytest
 from store.records import StageState
 from store.repositories.cycles import list_stage_events
 from tests.unit.pipeline.contexts import context_with_chain
+from tests.unit.store.chain import trajectory
 from traced.pipeline import evaluate
 from traced.pipeline.context import Context
+from traced.routing.routers import RoutingDecision
 from traced.training.errors import NothingToLearn, TrainingError
 from traced.training.job import TrainingJob
 
@@ -64,3 +66,23 @@ async def test_a_training_that_finds_nothing_to_learn_from_ends_the_comparison_a
     assert f"the comparison with GRPO on the target has no result: {reason}" in notes
     assert (event.stage, event.state) == ("train", StageState.FINISHED)
     assert event.detail["summary"] == reason
+
+
+async def test_a_router_that_does_not_serve_leaves_to_the_merged_version_as_well(tmp_path: Path) -> None:
+    """What it would leave to the base model goes to the composition's default."""
+
+    class LeavesAll:
+        name = "labels"
+
+        async def choose(self, _: object) -> RoutingDecision:
+            return RoutingDecision("base", {}, 0.0)
+
+    trajectories = [trajectory("t1"), trajectory("t2", task_id="42")]
+    with context_with_chain(tmp_path, {}) as context:
+        for default in ("merged@v1", "base"):
+            await evaluate._record_other_choices(
+                context, "hidden-state", {"labels": LeavesAll()}, trajectories, default
+            )
+            with context.read_session() as session:
+                event = list_stage_events(session, context.cycle_id)[-1]
+            assert event.detail["picks"] == {"labels": {"41": default, "42": default}}

@@ -260,3 +260,16 @@ def test_a_short_list_of_tasks_is_validated_in_trials_that_differ(tmp_path: Path
     jobs = compose.validation_jobs(context(50))
     assert [(job.seed, job.trial) for job in jobs] == [(seed, 0) for seed in range(130, 150)]
     assert compose.validation_temperature(context(50)) == 0.0
+
+
+async def test_a_comparison_that_fails_leaves_no_merges(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "merges" / "mean-1").mkdir(parents=True)
+
+    async def fail(*_: object) -> list[str]:
+        raise CapabilityError("no engine")
+
+    monkeypatch.setattr(compose, "sound", lambda _, names: names)
+    monkeypatch.setattr(compose, "_compose", fail)
+    with pytest.raises(CapabilityError):
+        await compose.compose(cast(Any, SimpleNamespace(run_dir=tmp_path)), [A])
+    assert list(tmp_path.iterdir()) == []

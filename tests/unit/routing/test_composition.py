@@ -157,10 +157,17 @@ def test_the_status_says_what_a_composition_means(tmp_path: Path) -> None:
     by_labels = choice(Composition((A, B), "labels", by_turn=True))
     for stored_choice, words in [
         (MERGED_FIRST, "the composition of its cycle: merged@v1 answers every conversation"),
-        (by_labels, "label tokens, by the composition of its cycle; each message of the user is routed"),
+        (
+            by_labels,
+            "label tokens, by the composition of its cycle; each message of the user is routed; "
+            f"live, but without conversations in it: {MERGED}",
+        ),
     ]:
         live = [A, B, MERGED]
         assert describe_router(tmp_path, [], live, by_labels=False, compositions=[as_json(stored_choice)]) == words
+    undecided = replace(choice(ROUTER, answer=GateAnswer.FAIL), incumbent=Composition((A,), "labels"))
+    text = describe_router(tmp_path, [], [A, B], by_labels=False, compositions=[as_json(undecided)])
+    assert text == f"label tokens, by the composition of its cycle; live, but without conversations in it: {B}"
     for documents in ([], ["{}"]):
         text = describe_router(tmp_path, [], [A], by_labels=True, compositions=documents)
         assert text == "label tokens, by the setting routing.router"
