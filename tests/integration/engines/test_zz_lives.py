@@ -1,7 +1,9 @@
 """What an engine goes through: clients that hang up, a training on its device, a violent end. Last, for it is rough."""
 
 import time
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Any
 
 import httpx
@@ -75,6 +77,14 @@ def test_a_killed_engine_is_restarted_with_its_adapters(deployment: Deployment) 
     victim = server
     if deployment.kind == "vllm":  # not its server, which has to notice
         victim = next(process for process in children if "EngineCore" in " ".join(process.cmdline()))
+        # vLLM's server waits without limit for a load that its engine never answers.
+        victim.suspend()
+        path = deployment.installation.versions[LIVE[0]].path
+        late = {"lora_name": "late", "lora_path": str(path)}
+        load = partial(httpx.post, f"{deployment.engine}/v1/load_lora_adapter", json=late, trust_env=False, timeout=300)
+        waiting = ThreadPoolExecutor(1).submit(load)
+        eventually(lambda: waiting.running())
+        time.sleep(1)
     victim.kill()
     eventually(lambda: not lives(victim))
     pids: set[Any] = set()
