@@ -7,7 +7,8 @@ For each seed one cycle on the desk is brought to admitted environments. Each va
 capability there, with the settings of a cycle and its own changes (``VARIANTS``), all with validation. Two policies of
 each training play greedily, the last one and the best one by validation: 200 seeds of the environment, and the last
 200 of the target's train split. The test split is not used. Everything is kept in DIR, and a run that was stopped goes
-on.
+on. ``DIR/seed-N.json`` has the figures of a seed; variants that are in it are not trained again, so these files alone
+continue an ablation on another machine.
 
 For each variant, for all capabilities and for each: success of both policies in the environment and on the target, mean
 and range over the trainings; the mean validation success by iteration; the mean share of mixed groups; iterations
@@ -94,11 +95,18 @@ def main() -> int:
     folder = options.into or Path(tempfile.mkdtemp(prefix="traced-training-"))
     rows = []
     for seed in range(options.first_seed, options.first_seed + options.seeds):
-        settings = prepare(seed, folder / f"seed-{seed}", options.settings)
-        for row in asyncio.run(train_all(settings, variants)):
-            rows.append({"seed": seed, **row})
-            if not options.json:
-                print(json.dumps({key: value for key, value in rows[-1].items() if key != "curve"}), flush=True)
+        record = folder / f"seed-{seed}.json"
+        seed_rows = json.loads(record.read_text()) if record.exists() else []
+        if missing := [name for name in variants if name not in {row["variant"] for row in seed_rows}]:
+            settings = prepare(seed, folder / f"seed-{seed}", options.settings)
+            # One variant after the other, so that a stopped run leaves whole ones.
+            for variant in missing:
+                seed_rows += [{"seed": seed, **row} for row in asyncio.run(train_all(settings, variant))]
+                record.write_text(json.dumps(seed_rows, indent=1) + "\n")
+        rows += [row for row in seed_rows if row["variant"] in variants]
+    if not options.json:
+        for row in rows:
+            print(json.dumps({key: value for key, value in row.items() if key != "curve"}))
     figures = summary(rows, variants)
     print(json.dumps(figures) if options.json else json.dumps(figures["variants"], indent=1))
     return 0 if figures["meets"] else 1
@@ -118,18 +126,18 @@ def prepare(seed: int, data_dir: Path, pairs: Sequence[str]) -> Settings:
     return load_settings(data_dir, {"seed": seed, **dict(parse_pair(pair) for pair in pairs)})
 
 
-async def train_all(settings: Settings, variants: Sequence[str]) -> list[dict[str, Any]]:
-    """Train and play each variant of each admitted environment of the only cycle."""
-    rows = []
+async def train_all(settings: Settings, variant: str) -> list[dict[str, Any]]:
+    """Train and play a variant in each admitted environment of the only cycle."""
     progress = Progress(Console(file=StringIO()))
     with Meter() as meter:
         async with open_context(settings, "", progress, meter) as unbound:
             with unbound.read_session() as session:
                 cycle = list_cycles(session)[0]
             context = replace(unbound, cycle_id=cycle.id)
-            for capability, environment in with_environments(context):
-                rows += [await train_variant(context, capability, environment, variant) for variant in variants]
-    return rows
+            return [
+                await train_variant(context, capability, environment, variant)
+                for capability, environment in with_environments(context)
+            ]
 
 
 def with_environments(context: Context) -> list[tuple[str, str]]:

@@ -112,3 +112,28 @@ def test_figures_are_means_over_the_trainings() -> None:
     assert figures["iterations_without_gradient"] == 4
     assert {name: part["trainings"] for name, part in figures["capabilities"].items()} == {"dates": 1, "tools": 1}
     assert figures["capabilities"]["tools"]["best_environment"]["mean"] == 0.8
+
+
+def test_figures_on_record_are_not_measured_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    measured = []
+
+    async def train_all(settings: int, variant: str) -> list[dict[str, Any]]:
+        measured.append((settings, variant))
+        return [row(variant, 0.5, 0.75)]
+
+    monkeypatch.setattr(training_quality, "prepare", lambda seed, *_: seed)
+    monkeypatch.setattr(training_quality, "train_all", train_all)
+
+    def run(*options: str) -> dict[str, Any]:
+        monkeypatch.setattr("sys.argv", ["training_quality", f"--into={tmp_path}", "--json", *options])
+        assert training_quality.main() == 0
+        return dict(json.loads(capsys.readouterr().out))
+
+    run("--seeds=1", "--variants=fresh")
+    figures = run("--seeds=2", "--variants=fresh,recover")
+    assert measured == [(0, "fresh"), (0, "recover"), (1, "fresh"), (1, "recover")]
+    assert figures["variants"]["recover"]["best_target"]["mean"] == row("recover", 0.5, 0.75)["best_target"]
+    assert [entry["seed"] for entry in run("--seeds=2", "--variants=fresh")["rows"]] == [0, 1]
+    assert len(measured) == 4
