@@ -129,7 +129,7 @@ class RecordedRows:
         self.seconds = time.perf_counter() - began
         return self.rows
 
-    def restart(self, temperature: float) -> None:
+    def restart(self, temperature: float, hinted_rollouts: int) -> None:
         """Do nothing: the rows are recorded."""
 
     def validate(self, model: Any, policy: int) -> None:

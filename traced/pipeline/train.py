@@ -144,7 +144,8 @@ def job_for(
     """Return a training job of the settings; its seed also depends on ``capability``.
 
     Args:
-        hint: The text that ``training.hint_share`` of the rollouts see; without one they see none.
+        hint: The text that a share of the rollouts see (``training.hint_share``, ``training.recovery_hint_share``);
+            without one they see none.
     """
     training = settings.training
     return TrainingJob(
@@ -179,6 +180,9 @@ def job_for(
         recoveries=training.recoveries if training.validate_every else 0,
         recovery_lr=training.recovery_lr,
         recovery_temperature=training.recovery_temperature,
+        recovery_kl=training.recovery_kl,
+        recovery_entropy_bonus=training.recovery_entropy_bonus,
+        recovery_hint_share=training.recovery_hint_share if hint else 0.0,
         validation_temperature=settings.engine.temperature,
         # Trainings at once share the threads of the machine.
         threads=max(1, settings.threads // training.at_once),
@@ -245,7 +249,8 @@ def job_in(context: Context, run_id: str, capability: str, environment: str, dev
         source_code = get_environment(session, environment).source_code
         members = members_of(session, context.cycle_id, environment) if capability in TRAININGS else []
         folders = [get_adapter(session, name).path for name in members]
-        if context.settings.training.hint_share and capability != DISTILLED:
+        training = context.settings.training
+        if (training.hint_share or training.recovery_hint_share) and capability != DISTILLED:
             hint = get_capability(session, context.cycle_id, MERGED if members else capability).description
     if not file.exists():
         publish_file(file, source_code)
@@ -264,7 +269,7 @@ def job_in(context: Context, run_id: str, capability: str, environment: str, dev
     if capability == MIXTURE:
         job = replace(job, iterations=job.iterations * len(members))
     elif capability == DISTILLED:
-        job = replace(job, teachers=folders, kl=0.0)
+        job = replace(job, teachers=folders, kl=0.0, recovery_kl=0.0)
     return with_user(context, job, context.settings.sandbox.call_seconds) if asks_for_model(source_code) else job
 
 

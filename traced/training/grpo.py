@@ -218,6 +218,7 @@ class _GoesBack(TrainerCallback):
     """
 
     def __init__(self, job: TrainingJob, trainer: GroupRelativeTrainer, recoveries: Recoveries | None) -> None:
+        self.job = job
         self.trainer = trainer
         self.recoveries = recoveries
         self.validations = Validations(job)
@@ -229,7 +230,7 @@ class _GoesBack(TrainerCallback):
         if recovery is not None:
             log.warning(recovery.message)
             folder = self.validations.adapter(recovery.policy)
-            self.trainer.go_back(folder, lr=recovery.lr, temperature=recovery.temperature)
+            self.trainer.go_back(folder, recovery.applied(self.job))
 
 
 class _WakesEngine(TrainerCallback):

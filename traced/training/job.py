@@ -58,6 +58,9 @@ ABSENT_IF_OFF = {
     "kl": ("kl",),
     "entropy_bonus": ("entropy_bonus",),
     "recoveries": ("recoveries", "recovery_lr", "recovery_temperature"),
+    "recovery_kl": ("recovery_kl",),
+    "recovery_entropy_bonus": ("recovery_entropy_bonus",),
+    "recovery_hint_share": ("recovery_hint_share",),
     "validate_every": ("validate_every", "validation_seeds", "validation_temperature"),
 }
 DEVICES = ("cpu", "cuda")
@@ -130,6 +133,10 @@ class TrainingJob:
     recoveries: int = 0  # times that a collapsed run may go back to its best validated policy
     recovery_lr: float = 0.5  # factor of the learning rate for each of them
     recovery_temperature: float = 1.2  # factor of the sampling temperature
+    # After the first of them these hold where they are above the coefficients and the share of the whole run.
+    recovery_kl: float = 0.0
+    recovery_entropy_bonus: float = 0.0
+    recovery_hint_share: float = 0.0
     threads: int = 1
     limits: dict[str, float] = field(default_factory=dict)  # of the environment's container: ``SandboxLimits``
     # The model that is the user, if the environment asks for one: "model" (the table [target.user]), "data_dir",
@@ -184,20 +191,21 @@ class TrainingJob:
 
     def _check_measures(self) -> None:
         """Check the settings against a collapse."""
-        for name in ("open_share", "hint_share"):
+        for name in ("open_share", "hint_share", "recovery_hint_share"):
             if not 0 <= getattr(self, name) < 1:
                 raise JobError(f"{name} is {getattr(self, name)}; it must be at least 0 and below 1")
-        if self.hint_share and not self.hint:
-            raise JobError(
-                f"hint_share is {self.hint_share}, and the job has no hint: it is the description of a capability, "
-                "which a training on a target does not have",
-                hint="training.hint_share = 0",
-            )
-        for name in ("kl", "entropy_bonus"):
+        for name in ("hint_share", "recovery_hint_share"):
+            if getattr(self, name) and not self.hint:
+                raise JobError(
+                    f"{name} is {getattr(self, name)}, and the job has no hint: it is the description of a capability, "
+                    "which a training on a target does not have",
+                    hint=f"training.{name} = 0",
+                )
+        for name in ("kl", "entropy_bonus", "recovery_kl", "recovery_entropy_bonus"):
             if getattr(self, name) < 0:
                 raise JobError(f"{name} is {getattr(self, name)}; it must be at least 0")
-        if self.teachers and (self.kl or self.hint_share or self.shard):
-            name = "kl" if self.kl else "hint_share" if self.hint_share else "shard"
+        excluded = ("kl", "recovery_kl", "hint_share", "recovery_hint_share", "shard")
+        if self.teachers and (name := next(filter(lambda name: getattr(self, name), excluded), "")):
             raise JobError(
                 f"{name} is set, and the job has teachers, which a distillation does not combine with it",
                 hint=f"training.{name} = {'false' if name == 'shard' else 0}",

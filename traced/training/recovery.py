@@ -8,7 +8,9 @@ on. The success separates it from a policy that has learned what it can. A run t
 collapsed; see ``metrics.stall``.
 
 The answer: the weights of the best validated policy, optimizer moments of 0, a lower learning rate, and a higher
-sampling temperature, each by a factor per recovery. ``training.recoveries`` bounds their number.
+sampling temperature, each by a factor per recovery; and from the first recovery on a KL term, an entropy bonus and
+hints by ``training.recovery_kl``, ``recovery_entropy_bonus`` and ``recovery_hint_share``. ``training.recoveries``
+bounds their number.
 
 Invariants: a decision is on disk (``recoveries.jsonl``) before the checkpoint of its iteration, which has the restored
 weights. A run that is resumed from an earlier checkpoint forgets it, and decides the same from the same metrics.
@@ -46,6 +48,19 @@ class Recovery:
             f"lr {self.lr:.3g}, temperature {self.temperature:.3g}"
         )
 
+    def applied(self, job: TrainingJob) -> TrainingJob:
+        """Return the job as it goes on after this recovery."""
+        return replace(
+            job,
+            lr=self.lr,
+            temperature=self.temperature,
+            # Validations keep their temperature, so that they can be compared.
+            validation_temperature=job.trial_temperature,
+            kl=max(job.kl, job.recovery_kl),
+            entropy_bonus=max(job.entropy_bonus, job.recovery_entropy_bonus),
+            hint_share=max(job.hint_share, job.recovery_hint_share),
+        )
+
 
 class Recoveries:
     """The recoveries of a job's run."""
@@ -65,17 +80,9 @@ class Recoveries:
         return max((recovery.iteration for recovery in self.all()), default=0)
 
     def current(self) -> TrainingJob:
-        """Return the job with the learning rate and the temperature that hold now."""
+        """Return the job as it goes on now."""
         past = self.all()
-        if not past:
-            return self._job
-        # Validations keep their temperature, so that they can be compared.
-        return replace(
-            self._job,
-            lr=past[-1].lr,
-            temperature=past[-1].temperature,
-            validation_temperature=self._job.trial_temperature,
-        )
+        return past[-1].applied(self._job) if past else self._job
 
     def decide(self, validated: Sequence[Validation]) -> Recovery | None:
         """Return the recovery that the newest iteration calls for, and store it; None if there is nothing to do.

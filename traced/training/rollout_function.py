@@ -203,13 +203,18 @@ class RolloutFunction:
         self.validations.end(policy, sampling.future.result().validation)
         self._running = None
 
-    def restart(self, temperature: float) -> None:
-        """Drop rollouts ahead, whose policy is given up, and sample at this temperature from now on."""
+    def restart(self, temperature: float, hinted_rollouts: int) -> None:
+        """Drop rollouts ahead, whose policy is given up, and sample at this temperature from now on.
+
+        Args:
+            hinted_rollouts: How many rollouts of each group have the hint.
+        """
         if self._ahead is not None:
             self._ahead.future.cancel()
             concurrent.futures.wait([self._ahead.future])
             self._ahead = None
         self.sampler.limits = replace(self.sampler.limits, temperature=temperature)
+        self.sampler.hinted_rollouts = hinted_rollouts
 
     def begin_update(self) -> None:
         """Let the engine sleep where it shares the trainer's GPU; it samples nothing until ``end_update``."""

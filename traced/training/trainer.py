@@ -47,6 +47,7 @@ from trl.trainer import utils as trl_utils
 from traced.core.files import publish_folder
 from traced.training.drift import Drift, Source, bound_for, judge
 from traced.training.errors import WrongPolicy, no_room_beside_engine
+from traced.training.job import TrainingJob
 from traced.training.memory import PassSize
 from traced.training.offload import OffloadedBase
 from traced.training.open_seeds import EQUAL
@@ -81,8 +82,8 @@ class Rollouts(Protocol):
         """Validate the policy that a run ends with, if the job does that."""
         ...
 
-    def restart(self, temperature: float) -> None:
-        """Drop what was sampled ahead, and sample at this temperature from now on."""
+    def restart(self, temperature: float, hinted_rollouts: int) -> None:
+        """Drop what was sampled ahead, and sample at this temperature and with so many hints per group from now on."""
         ...
 
     def close(self) -> None:
@@ -339,26 +340,27 @@ class GroupRelativeTrainer(GRPOTrainer):
                 hint="check that every engine runs the job's base model in the trainer's precision and loads adapters",
             )
 
-    def go_back(self, adapter: Path, *, lr: float, temperature: float) -> None:
+    def go_back(self, adapter: Path, job: TrainingJob) -> None:
         """Continue from the weights in an adapter's folder, in every process, as after no update.
 
         Args:
-            lr: The learning rate from now on.
-            temperature: The sampling temperature from now on, of the rollouts and of the log-probs in the update.
+            job: Its learning rate, temperature, KL term, entropy bonus and hints hold from now on. The temperature is
+                that of the rollouts and of the log-probs in the update.
         """
         # As on a resume: it copies the weights into the parameters that the optimizer has.
         self._load_from_checkpoint(str(adapter))
         self.optimizer.state.clear()
         for group in self.optimizer.param_groups:
-            group["lr"] = group["initial_lr"] = lr
+            group["lr"] = group["initial_lr"] = job.lr
         schedule: Any = getattr(self.lr_scheduler, "scheduler", self.lr_scheduler)
-        schedule.base_lrs = [lr] * len(schedule.base_lrs)
+        schedule.base_lrs = [job.lr] * len(schedule.base_lrs)
         # The head that TRL has added has a fixed temperature; this one takes its place.
         trl_utils.add_fused_lm_head(
-            self.model.get_base_model(), temperature=temperature, outputs=("log_probs", "entropy")
+            self.model.get_base_model(), temperature=job.temperature, outputs=("log_probs", "entropy")
         )
+        self.beta, self.entropy_coef = job.kl, job.entropy_bonus
         if self.rollout_function is not None:
-            self.rollout_function.restart(temperature)
+            self.rollout_function.restart(job.temperature, job.hinted_rollouts)
 
     def wake_engine(self) -> None:
         """Wake up the engine once every process has left the device to it: base in host memory, cache cleared."""

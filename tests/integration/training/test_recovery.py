@@ -22,6 +22,8 @@ from traced.training.metrics import Metrics, read_metrics
 from traced.training.recovery import Recoveries
 from traced.training.trainer import GroupRelativeTrainer
 
+MEASURES = {"recovery_kl": 0.1, "recovery_entropy_bonus": 0.01, "recovery_hint_share": 0.5, "hint": "Look twice."}
+
 
 @pytest.fixture(autouse=True)
 def _any_policy_is_certain(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -84,7 +86,7 @@ def test_a_collapsed_policy_is_given_up_for_the_best_one_and_learns_again(
     model_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trainings = Trainings(monkeypatch)
-    training_job = recovering(model_path, tmp_path / "out")
+    training_job = recovering(model_path, tmp_path / "out", **MEASURES)
     rows: list[Metrics] = []
     validated: dict[int, dict[str, torch.Tensor]] = {}
 
@@ -125,6 +127,10 @@ def test_a_collapsed_policy_is_given_up_for_the_best_one_and_learns_again(
     assert all(row["clip_fraction"] == 0 and row["drift_p99"] < 1e-3 for row in restored)
     assert {group["lr"] for group in trainings.trainers[0].optimizer.param_groups} == {5e-3}
     assert [row["recoveries"] for row in rows] == [0] * 6 + [1] * 3
+    # The KL divergence from the base, and the rollouts with a hint, are measured from then on.
+    assert all("kl" not in row and "hinted_success" not in row for row in rows[:6])
+    assert all(row["kl"] > 0 and "hinted_success" in row for row in restored)
+    assert trainings.trainers[0].entropy_coef == 0.01
     # Moments that are 0 give a first step of the learning rate.
     steps = [(trainings.policies[7][name] - value).abs().max() for name, value in trainings.policies[6].items()]
     assert max(steps) == pytest.approx(5e-3, rel=1e-3)
@@ -134,7 +140,7 @@ def test_a_collapsed_policy_is_given_up_for_the_best_one_and_learns_again(
 def test_a_run_that_went_back_goes_on_bit_for_bit(
     model_path: Path, tmp_path: Path, checkpoint_every: int, killed_after: int
 ) -> None:
-    straight = recovering(model_path, tmp_path / "a", recoveries=2, checkpoint_every=checkpoint_every)
+    straight = recovering(model_path, tmp_path / "a", recoveries=2, checkpoint_every=checkpoint_every, **MEASURES)
     interrupted = dataclasses.replace(straight, out_dir=str(tmp_path / "b"))
     factory = blank(straight, [4, 5, 6])
     train(straight, lambda _: None, factory)

@@ -117,10 +117,10 @@ def test_figures_are_means_over_the_trainings() -> None:
 def test_figures_on_record_are_not_measured_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    measured = []
+    runs = []
 
     async def train_all(settings: int, variant: str) -> list[dict[str, Any]]:
-        measured.append((settings, variant))
+        runs.append((settings, variant))
         return [row(variant, 0.5, 0.75)]
 
     monkeypatch.setattr(training_quality, "prepare", lambda seed, *_: seed)
@@ -133,7 +133,7 @@ def test_figures_on_record_are_not_measured_again(
 
     run("--seeds=1", "--variants=fresh")
     figures = run("--seeds=2", "--variants=fresh,recover")
-    assert measured == [(0, "fresh"), (0, "recover"), (1, "fresh"), (1, "recover")]
+    assert runs == [(0, "fresh"), (0, "recover"), (1, "fresh"), (1, "recover")]
     assert figures["variants"]["recover"]["best_target"]["mean"] == row("recover", 0.5, 0.75)["best_target"]
     assert [entry["seed"] for entry in run("--seeds=2", "--variants=fresh")["rows"]] == [0, 1]
-    assert len(measured) == 4
+    assert len(runs) == 4

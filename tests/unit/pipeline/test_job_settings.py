@@ -27,6 +27,7 @@ def test_what_a_gpu_needs_is_taken_from_the_settings(tmp_path: Path) -> None:
 def test_what_chooses_seeds_and_policy_is_taken_from_the_settings(tmp_path: Path) -> None:
     values = {"open_share": 0.5, "validate_every": 5, "validation_seeds": 7, "recoveries": 2}
     values |= {"recovery_lr": 0.25, "recovery_temperature": 1.5, "kl": 0.1, "entropy_bonus": 0.01}
+    values |= {"recovery_kl": 0.2, "recovery_entropy_bonus": 0.02}
     result = job(tmp_path, **values)
     assert {key: getattr(result, key) for key in values} == values
     settings = load_settings(tmp_path, {"engine.temperature": 0.3})
@@ -35,11 +36,12 @@ def test_what_chooses_seeds_and_policy_is_taken_from_the_settings(tmp_path: Path
 
 
 def test_only_a_job_with_a_hint_shows_it(tmp_path: Path) -> None:
-    settings = load_settings(tmp_path, {"training.hint_share": 0.5})
+    settings = load_settings(tmp_path, {"training.hint_share": 0.5, "training.recovery_hint_share": 0.75})
     fixed: dict[str, Any] = {"run_id": "r", "capability": "s", "model": tmp_path, "out": tmp_path}
     hinted = job_for(settings, source={"environment": "e.py"}, hint="Look twice.", **fixed)
-    assert (hinted.hint_share, hinted.hint) == (0.5, "Look twice.")
-    assert job_for(settings, source={"target": "desk"}, **fixed).hint_share == 0
+    assert (hinted.hint_share, hinted.recovery_hint_share, hinted.hint) == (0.5, 0.75, "Look twice.")
+    unhinted = job_for(settings, source={"target": "desk"}, **fixed)
+    assert unhinted.hint_share == unhinted.recovery_hint_share == 0
 
 
 @pytest.mark.parametrize(

@@ -91,6 +91,16 @@ def rows_until(iteration: int) -> list[Metrics]:
     return [LEARNING] * (iteration - 3) + [row()] * 3
 
 
+def test_a_recovery_turns_measures_on_that_are_weaker_in_the_run(tmp_path: Path) -> None:
+    measures = {"recovery_kl": 0.1, "recovery_entropy_bonus": 0.2, "recovery_hint_share": 0.25}
+    training_job = job(tmp_path, hint="Look twice.", kl=0.3, rollouts=8, **measures)
+    assert (training_job.entropy_bonus, training_job.hinted_rollouts) == (0.0, 0)
+    write(training_job, *rows_until(39))
+    assert Recoveries(training_job).decide([BEST])
+    current = Recoveries(training_job).current()
+    assert (current.kl, current.entropy_bonus, current.hinted_rollouts) == (0.3, 0.2, 2)
+
+
 def test_each_recovery_lowers_the_rate_and_raises_the_temperature(tmp_path: Path) -> None:
     training_job = job(tmp_path)
     recoveries = Recoveries(training_job)

@@ -202,7 +202,7 @@ def test_a_run_that_goes_back_samples_its_next_iteration_anew_at_its_temperature
     def use(sampler: Sampler) -> list[int]:
         function = RolloutFunction(sampler, 3, 0, TOK.eos_token_id, lambda *arguments: None, next_seeds)
         function(prompts(0), trainer_at(0))
-        function.restart(1.5)
+        function.restart(1.5, 0)
         engine.requests.clear()
         function(prompts(1), trainer_at(1))
         function.close()
