@@ -9,6 +9,7 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from store.records import AdapterVersion, RunState, TrainingRun
 from store.repositories.adapters import (
@@ -26,7 +27,9 @@ from traced.registry.publication import publish
 from traced.routing.composition import MERGED
 from traced.routing.router_files import capability_of
 from traced.training.errors import MergeError
-from traced.training.merging import Method, merge
+
+if TYPE_CHECKING:
+    from traced.training.merging import Method
 
 MERGES = "merges"  # the folder of a cycle with its merges
 HEAVY = 2.0  # the weight of an emphasised member; the others have 1, before all are scaled to a mean of 1
@@ -36,7 +39,7 @@ HEAVY = 2.0  # the weight of an emphasised member; the others have 1, before all
 class Recipe:
     """How members are merged; ``emphasised`` is the one that weighs ``HEAVY`` times as much as each other."""
 
-    method: Method
+    method: "Method"
     scale: float
     emphasised: str = ""
 
@@ -66,6 +69,9 @@ RECIPES: tuple[Recipe, ...] = (
 
 def merge_members(context: Context, members: Sequence[str], recipes: Sequence[Recipe] = RECIPES) -> dict[str, Path]:
     """Return the folder of the merge of these versions by each recipe's name; none if they cannot be merged."""
+    # Imported here because every command of a cycle imports this module, and PyTorch takes seconds.
+    from traced.training.merging import merge
+
     with context.read_session() as session:
         folders = [Path(get_adapter(session, name).path) for name in members]
     # Other members are other merges.
