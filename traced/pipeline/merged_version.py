@@ -76,6 +76,8 @@ def merge_members(context: Context, members: Sequence[str], recipes: Sequence[Re
         folders = [Path(get_adapter(session, name).path) for name in members]
     # Other members are other merges.
     digest = hashlib.sha256(" ".join(members).encode()).hexdigest()[:8]
+    # For a mixture of experts this takes minutes.
+    context.progress.note(f"compose: computing {len(recipes)} merges of {len(members)} adapters")
     merges: dict[str, Path] = {}
     for recipe in recipes:
         emphasis = f"-{recipe.emphasised}" if recipe.emphasised else ""
