@@ -1,9 +1,10 @@
 """What is stored of the mixture of several environments."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from sqlalchemy import update
@@ -13,26 +14,32 @@ from sandbox.hashing import environment_hash
 from store.records import EnvironmentRecord
 from store.repositories.adapters import save_adapter, save_training_run
 from store.repositories.capabilities import get_capability, save_capabilities
+from store.repositories.cycles import save_cycle
 from store.repositories.environments import save_environment
 from store.tables import AdapterRow
 from tests.unit.pipeline.contexts import context_with_chain
-from tests.unit.store.chain import CAPABILITY, T0, adapter, training_run
+from tests.unit.store.chain import CAPABILITY, CYCLE, T0, adapter, training_run
 from traced.pipeline import mixture
 from traced.pipeline.context import Context
+from traced.pipeline.merged_version import capabilities_of
 from traced.routing.composition import MERGED
 
 
-def save_version(context: Context, capability: str) -> str:
-    """Store a version of another capability with an environment of its own."""
+def save_version(context: Context, capability: str, config: Mapping[str, Any] | None = None) -> str:
+    """Store a version of another capability, of the context's cycle, with an environment of its own.
+
+    Args:
+        config: That of its training run.
+    """
+    cycle_id = context.cycle_id
     source = f"class Environment:\n    '''{capability}'''\n"
     name, digest = f"{capability}@v1", environment_hash(source)
-    record = EnvironmentRecord(digest, source, "c1", capability, 0, "builtin", T0)
-    run = replace(training_run(capability), capability=capability, environment_hash=digest)
-    version = replace(
-        adapter(), name=name, capability=capability, training_run_id=run.id, environment_hash=digest, path=f"/{name}"
-    )
+    record = EnvironmentRecord(digest, source, cycle_id, capability, 0, "builtin", T0)
+    changes: dict[str, Any] = {"cycle_id": cycle_id, "capability": capability, "environment_hash": digest}
+    run = replace(training_run(capability), config=dict(config or {}), **changes)
+    version = replace(adapter(), name=name, training_run_id=run.id, path=f"/{name}", **changes)
     with context.write_session() as session:
-        save_capabilities(session, "c1", [replace(CAPABILITY, name=capability, title=f"The {capability} one")])
+        save_capabilities(session, cycle_id, [replace(CAPABILITY, name=capability, title=f"The {capability} one")])
         save_environment(session, record)
         save_training_run(session, run)
         save_adapter(session, version)
@@ -57,6 +64,21 @@ async def test_another_attempt_may_have_other_members(tmp_path: Path, monkeypatc
         assert await members(names[:2]) == names[:2]
         with context.read_session() as session:
             assert "The returns one" in get_capability(session, "c1", MERGED).description
+
+
+def test_a_merged_version_is_judged_on_the_capabilities_of_members_of_earlier_cycles(tmp_path: Path) -> None:
+    with context_with_chain(tmp_path, {}) as first:
+        with first.write_session() as session:
+            save_cycle(session, replace(CYCLE, id="c2"))
+        context = replace(first, cycle_id="c2")
+        members = [adapter().name, save_version(context, "refunds")]
+        merged = save_version(context, MERGED, {"members": members})
+        expected = [("c1", "date-reasoning"), ("c2", "refunds")]
+        assert capabilities_of(context, merged) == expected
+        assert capabilities_of(context, members[1]) == expected[1:]
+        with context.read_session() as session:
+            titles = [get_capability(session, *entry).title for entry in expected]
+        assert titles == [CAPABILITY.title, "The refunds one"]
 
 
 def test_a_version_of_this_cycle_in_quarantine_takes_no_part(tmp_path: Path) -> None:
