@@ -47,6 +47,7 @@ attempts = 1
 iterations = 2
 groups = 2
 rollouts = 4
+validation_seeds = 4
 lr = 0.005
 [gate]
 seeds = 12

@@ -19,6 +19,7 @@ SMALL = {
     "training.iterations": 2,
     "training.groups": 4,
     "training.rollouts": 4,
+    "training.validation_seeds": 8,
     "gate.seeds": 24,
     "gate.max_rounds": 1,
     "composition.seeds": 16,
@@ -27,13 +28,16 @@ SMALL = {
 }
 KEYS = ["verdict", "self_check", "floor", "base", "composed", "gain", "ci", "test_seeds", "adapters", "capabilities"]
 KEYS += ["rollouts", "seconds", "peak_rss_bytes"]
+EPISODES = 64  # of the demo that is stopped while it collects
 LINES = 400  # more than any run here writes to stderr
 
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(1500)]
 
 
-def settings() -> list[str]:
-    return [word for key, value in SMALL.items() for word in ("--set", f"{key}={value}")]
+def settings(episodes: int = SMALL["collect.episodes"]) -> list[str]:
+    return [
+        word for key, value in (SMALL | {"collect.episodes": episodes}).items() for word in ("--set", f"{key}={value}")
+    ]
 
 
 def test_demo_runs_the_whole_cycle_and_leaves_its_evidence(traced: Traced, tmp_path: Path) -> None:
@@ -96,15 +100,15 @@ def lines_of(stream: IO[str]) -> Iterator[str]:
 
 
 def test_stopped_while_it_collects_it_carries_on(traced: Traced, tmp_path: Path) -> None:
-    words = [sys.executable, "-m", "traced", "demo", "--yes", *settings()]
+    words = [sys.executable, "-m", "traced", "demo", "--yes", *settings(EPISODES)]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "NO_COLOR": "1", "COLUMNS": "200"}
     with subprocess.Popen(
         words, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as demo:
         assert demo.stderr is not None
-        matches = (re.search(r"(\d+)/160", line) for line in lines_of(demo.stderr))
-        assert any(progress and 32 <= int(progress[1]) < 160 for progress in matches), (
-            "it never got to its 32nd episode"
+        matches = (re.search(rf"(\d+)/{EPISODES}", line) for line in lines_of(demo.stderr))
+        assert any(progress and 16 <= int(progress[1]) < EPISODES for progress in matches), (
+            "it never got to its 16th episode"
         )
         children = psutil.Process(demo.pid).children(recursive=True)
         assert children
@@ -114,15 +118,15 @@ def test_stopped_while_it_collects_it_carries_on(traced: Traced, tmp_path: Path)
     assert "no file is incomplete. To resume: traced demo --yes --set" in rest
     assert "Traceback" not in rest
     assert not [child for child in children if child.is_running() and child.status() != psutil.STATUS_ZOMBIE]
-    carried_on = traced("collect", "--json", *settings(), timeout=900)
+    carried_on = traced("collect", "--json", *settings(EPISODES), timeout=900)
     assert carried_on.code == 0, carried_on.err
     assert carried_on.json["cycle"] == "desk-bundled-0-1"
-    first_line = next(line for line in carried_on.err.splitlines() if "/160" in line)
+    first_line = next(line for line in carried_on.err.splitlines() if f"/{EPISODES}" in line)
     assert "success" not in first_line, "the first episodes were run again instead of being read back"
     message = "all episodes are from an earlier run, none was played"
     assert message not in carried_on.err
-    repeated = traced("collect", "--episodes", "160", *settings())
+    repeated = traced("collect", "--episodes", str(EPISODES), *settings())
     assert message in repeated.err
     next_command = repeated.out.partition("Next: ")[2].split()
     assert next_command[:2] == ["traced", "analyze"]
-    assert next_command[-2:] == ["--set", "collect.episodes=160"]
+    assert next_command[-2:] == ["--set", f"collect.episodes={EPISODES}"]
