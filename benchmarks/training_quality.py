@@ -7,8 +7,8 @@ For each seed one cycle on the desk is brought to admitted environments. Each va
 capability there, with the settings of a cycle and its own changes (``VARIANTS``), all with validation. Two policies of
 each training play greedily, the last one and the best one by validation: 200 seeds of the environment, and the last
 200 of the target's train split. The test split is not used. Everything is kept in DIR, and a run that was stopped goes
-on. ``DIR/seed-N.json`` has the figures of a seed; variants that are in it are not trained again, so these files alone
-continue an ablation on another machine.
+on. ``DIR/seed-N.json`` has the settings and the figures of a seed; variants that are in it are not trained again, so
+these files alone continue an ablation on another machine. With other settings (``--set``) DIR is refused.
 
 For each variant, for all capabilities and for each: success of both policies in the environment and on the target, mean
 and range over the trainings; the mean validation success by iteration; the mean share of mixed groups; iterations
@@ -41,6 +41,7 @@ from store.repositories.environments import get_environment
 from traced.cli.current_cycle import admitted_environments
 from traced.cli.options import parse_pair
 from traced.config.settings import Settings, load_settings
+from traced.core.files import publish_file
 from traced.core.progress import Progress
 from traced.core.resources import Meter
 from traced.evaluation.intervals import rate
@@ -96,20 +97,35 @@ def main() -> int:
     rows = []
     for seed in range(options.first_seed, options.first_seed + options.seeds):
         record = folder / f"seed-{seed}.json"
-        seed_rows = json.loads(record.read_text()) if record.exists() else []
+        seed_rows = recorded_rows(record, options.settings)
         if missing := [name for name in variants if name not in {row["variant"] for row in seed_rows}]:
             settings = prepare(seed, folder / f"seed-{seed}", options.settings)
             # One variant after the other, so that a stopped run leaves whole ones.
             for variant in missing:
-                seed_rows += [{"seed": seed, **row} for row in asyncio.run(train_all(settings, variant))]
-                record.write_text(json.dumps(seed_rows, indent=1) + "\n")
+                new_rows = [{"seed": seed, **row} for row in asyncio.run(train_all(settings, variant))]
+                seed_rows += new_rows
+                document = {"settings": sorted(options.settings), "rows": seed_rows}
+                publish_file(record, json.dumps(document, indent=1) + "\n")
+                if not options.json:
+                    for row in new_rows:
+                        print(json.dumps({key: value for key, value in row.items() if key != "curve"}), flush=True)
         rows += [row for row in seed_rows if row["variant"] in variants]
-    if not options.json:
-        for row in rows:
-            print(json.dumps({key: value for key, value in row.items() if key != "curve"}))
     figures = summary(rows, variants)
     print(json.dumps(figures) if options.json else json.dumps(figures["variants"], indent=1))
     return 0 if figures["meets"] else 1
+
+
+def recorded_rows(record: Path, pairs: Sequence[str]) -> list[dict[str, Any]]:
+    """Return the figures on record; ends the program if they are those of other settings."""
+    if not record.exists():
+        return []
+    document = json.loads(record.read_text())
+    if document["settings"] != sorted(pairs):
+        raise SystemExit(
+            f"{record} has the figures of the settings {document['settings']}, and these are {sorted(pairs)}; "
+            "use another --into, or the same --set"
+        )
+    return list(document["rows"])
 
 
 def prepare(seed: int, data_dir: Path, pairs: Sequence[str]) -> Settings:

@@ -162,12 +162,12 @@ class TrainingSection(Section):
     recovery_temperature: float = Field(
         default=1.2, ge=1, le=2, description="factor of the sampling temperature for each of them"
     )
-    recovery_kl: float = Field(default=0.0, ge=0, description="training.kl after the first of them, if it is higher")
+    recovery_kl: float = Field(default=0.0, ge=0, description="training.kl from the first recovery on, if it is higher")
     recovery_entropy_bonus: float = Field(
-        default=0.0, ge=0, description="training.entropy_bonus after the first of them, if it is higher"
+        default=0.0, ge=0, description="training.entropy_bonus from the first recovery on, if it is higher"
     )
     recovery_hint_share: float = Field(
-        default=0.0, ge=0, lt=1, description="training.hint_share after the first of them, if it is higher"
+        default=0.0, ge=0, lt=1, description="training.hint_share from the first recovery on, if it is higher"
     )
     report_to: list[Tracker] = Field(
         default=[], description='experiment trackers: "tensorboard", "wandb", "mlflow"; each needs its package'

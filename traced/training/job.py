@@ -133,7 +133,7 @@ class TrainingJob:
     recoveries: int = 0  # times that a collapsed run may go back to its best validated policy
     recovery_lr: float = 0.5  # factor of the learning rate for each of them
     recovery_temperature: float = 1.2  # factor of the sampling temperature
-    # After the first of them these hold where they are above the coefficients and the share of the whole run.
+    # From the first recovery on these hold where they are above kl, entropy_bonus and hint_share.
     recovery_kl: float = 0.0
     recovery_entropy_bonus: float = 0.0
     recovery_hint_share: float = 0.0
@@ -473,7 +473,7 @@ def _target(job: TrainingJob) -> OpenWithUser:
 
     table = json.loads(job.environment_source.get("table", "{}"))
     section = TargetSection(**{"name": job.environment_source["target"], **table})
-    data_dir = Path(job.environment_source.get("data_dir", "."))
+    data_dir = Path(job.environment_source.get("data_dir", job.out_dir))
     chosen_target = find_target(section, data_dir, SandboxLimits(**cast(dict[str, Any], job.limits)), lambda: job.owner)
     split = job.environment_source.get("split", "train")
     if split not in chosen_target.splits:

@@ -137,3 +137,18 @@ def test_figures_on_record_are_not_measured_again(
     assert figures["variants"]["recover"]["best_target"]["mean"] == row("recover", 0.5, 0.75)["best_target"]
     assert [entry["seed"] for entry in run("--seeds=2", "--variants=fresh")["rows"]] == [0, 1]
     assert len(runs) == 4
+    with pytest.raises(SystemExit, match="figures of the settings"):
+        run("--seeds=1", "--variants=fresh", "--set=training.lr=0.005")
+
+
+def test_a_row_is_printed_when_it_is_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def train_all(settings: int, variant: str) -> list[dict[str, Any]]:
+        assert ('"variant": "fresh"' in capsys.readouterr().out) == (variant == "recover")
+        return [row(variant, 0.5, 0.75)]
+
+    monkeypatch.setattr(training_quality, "prepare", lambda seed, *_: seed)
+    monkeypatch.setattr(training_quality, "train_all", train_all)
+    monkeypatch.setattr("sys.argv", ["training_quality", f"--into={tmp_path}", "--seeds=1", "--variants=fresh,recover"])
+    assert training_quality.main() == 0
