@@ -41,6 +41,8 @@ async def test_metrics_arrive_and_the_adapter_is_there_at_the_end(model_path: Pa
     assert Path(result.adapter) == training_job.adapter
     assert (training_job.adapter / "adapter_model.safetensors").is_file()
     assert (result.iterations, result.resumed_from) == (2, 0)
+    # Not in the working directory.
+    assert (training_job.out / "logs" / "target-desk.log").is_file()
 
 
 async def test_the_childs_own_error_is_raised_here(model_path: Path, tmp_path: Path) -> None:

@@ -199,6 +199,28 @@ def test_ties_trims_elects_signs_and_averages_those_that_agree() -> None:
     assert not opposite.any()
 
 
+@pytest.mark.parametrize("method", ["ties", "tsv"])
+def test_a_rotation_of_a_members_factors_changes_nothing(tmp_path: Path, method: Method) -> None:
+    """B R and R^-1 A are the same update; "ties" compares entries, so this needs the bases of singular vectors."""
+    members = [write_adapter(tmp_path / "a", seed=1), write_adapter(tmp_path / "b", seed=2)]
+    rotated = write_adapter(tmp_path / "c", seed=1)
+    tensors = load_file(rotated / "adapter_model.safetensors")
+    name = f"{PREFIX}layers.0.q_proj.lora"
+    rotation = torch.linalg.qr(torch.randn(3, 3, generator=torch.Generator().manual_seed(0))).Q
+    change_tensors(
+        rotated,
+        lora_A__weight=rotation.T @ tensors[f"{name}_A.weight"],
+        lora_B__weight=tensors[f"{name}_B.weight"] @ rotation,
+    )
+    merge(members, tmp_path / "out", method, scale=1, max_rank=8)
+    merge([rotated, members[1]], tmp_path / "rotated", method, scale=1, max_rank=8)
+    for module in WIDTHS:
+        expected = update(tmp_path / "out", module)
+        # The rotated factors are rounded to float32.
+        atol = 1e-5 * float(expected.abs().max())
+        torch.testing.assert_close(update(tmp_path / "rotated", module), expected, rtol=0, atol=atol)
+
+
 def test_dare_depends_on_the_seed_alone_and_has_the_mean_of_the_updates(tmp_path: Path) -> None:
     members = unequal_members(tmp_path)
 
