@@ -1,11 +1,15 @@
-"""Go back to the best policy when a training has collapsed: its groups give no gradient any more, and episodes fail.
+"""Go back to the best policy when a training has collapsed: it learns nothing more, or its validation has fallen far.
 
-A run has collapsed if in its last ``PATIENCE`` iterations episodes failed, its policy has become certain
+A run learns nothing more if in its last ``PATIENCE`` iterations episodes failed, its policy has become certain
 (``metrics.is_certain``), and either no group had a gradient, or at most ``SMALL_SHARE`` of the groups were mixed and
 the success was ``SMALL_SHARE`` below the best validation's. The gradient comes from mixed groups alone; the entropy
 separates a collapse from a reward that is rare: iterations without a mixed group cost rollouts then, and the run goes
 on. The success separates it from a policy that has learned what it can. A run that never had a gradient has not
 collapsed; see ``metrics.stall``.
+
+A validation has fallen far if each of the ``FALLEN`` newest ones has at most half of the best success, and is more than
+two standard errors of the difference of two proportions below it. Groups may still be mixed then, and the policy
+uncertain: a learning rate that is too high does this. One such validation may be chance, and runs recover from it.
 
 The answer: the weights of the best validated policy, optimizer moments of 0, a lower learning rate, and a higher
 sampling temperature, each by a factor per recovery; and from the first recovery on a KL term, an entropy bonus and
@@ -15,10 +19,12 @@ bounds their number.
 Invariants: a decision is on disk (``recoveries.jsonl``) before the checkpoint of its iteration, which has the restored
 weights. A run that is resumed from an earlier checkpoint forgets it, and decides the same from the same metrics.
 
-Not covered: a collapse in the last iteration, after which nothing would be trained.
+Not covered: a collapse in the last iteration, after which nothing would be trained; a validation that falls while the
+environment has so few seeds that chance explains it.
 """
 
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 
@@ -28,6 +34,7 @@ from traced.training.metrics import PATIENCE, Metrics, append, has_signal, is_ce
 
 RECOVERIES = "recoveries.jsonl"
 SMALL_SHARE = 0.1  # share of the groups, and of the episodes, that counts as few
+FALLEN = 2  # validations in a row far below the best one
 
 
 @dataclass(frozen=True)
@@ -96,7 +103,9 @@ class Recoveries:
         if len(past) >= self._job.recoveries or iteration >= self._job.iterations or not candidates:
             return None
         best = max(candidates, key=lambda validation: validation.rank)
-        reason = collapse(rows, best, start=self.last_iteration)
+        given_up = self.given_up()
+        current = [validation for validation in validated if validation.policy not in given_up]
+        reason = collapse(rows, best, start=self.last_iteration) or fall(current, best)
         if not reason:
             return None
         job = self.current()
@@ -141,7 +150,7 @@ class Recoveries:
 
 
 def collapse(rows: Sequence[Metrics], best: Validation, *, start: int = 0) -> str:
-    """Return what the collapse of a run looks like, "" if it has not collapsed; only iterations above ``start`` count.
+    """Return how a run has ceased to learn, "" if it has not; only iterations above ``start`` count.
 
     Source: the module's docstring.
     """
@@ -158,3 +167,27 @@ def collapse(rows: Sequence[Metrics], best: Validation, *, start: int = 0) -> st
         return ""
     groups = f"mixed groups {mixed_share:.0%}" if mixed_share else "no mixed group"
     return f"{groups} in {PATIENCE} iterations, entropy {entropy:.2f}, success {success:.2f}"
+
+
+def fall(validated: Sequence[Validation], best: Validation) -> str:
+    """Return how far the newest validations are below the best one, "" if they are not.
+
+    Args:
+        validated: Those of the policies that were not given up, in any order.
+        best: The one that the run would go back to.
+
+    Source: the module's docstring.
+    """
+    last = sorted((v for v in validated if v.policy > best.policy), key=lambda v: v.policy)[-FALLEN:]
+    if len(last) < FALLEN or not all(_is_far_below(validation, best) for validation in last):
+        return ""
+    figures = " and ".join(f"{validation.success:.2f}" for validation in last)
+    return f"validation success {figures}, that of policy {best.policy} was {best.success:.2f}"
+
+
+def _is_far_below(validation: Validation, best: Validation) -> bool:
+    """Return whether a success is at most half of the best one, by more than chance."""
+    episodes = validation.episodes + best.episodes
+    pooled = (validation.success * validation.episodes + best.success * best.episodes) / episodes
+    error = math.sqrt(pooled * (1 - pooled) * (1 / validation.episodes + 1 / best.episodes))
+    return validation.success <= best.success / 2 and best.success - validation.success > 2 * error

@@ -136,6 +136,33 @@ def test_a_collapsed_policy_is_given_up_for_the_best_one_and_learns_again(
     assert max(steps) == pytest.approx(5e-3, rel=1e-3)
 
 
+def test_a_policy_that_gets_worse_with_a_gradient_is_given_up(
+    model_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainings = Trainings(monkeypatch)
+    training_job = recovering(model_path, tmp_path / "out")
+
+    class SecondIsBest(Bandit):
+        """The second validation succeeds, and no other one; all groups are as they would be."""
+
+        validated = 0
+
+        def score(self) -> Score:
+            if self.seed not in training_job.validation:
+                return super().score()
+            type(self).validated += 1
+            return Score(1.0, True) if 32 < type(self).validated <= 64 else Score(0.0, False)
+
+    rows: list[Metrics] = []
+    result = train(training_job, rows.append, SecondIsBest)
+    assert all(row["mixed_groups"] > 0 for row in rows)
+    (recovery,) = Recoveries(training_job).all()
+    assert (recovery.iteration, recovery.policy) == (7, 2)
+    assert recovery.reason == "validation success 0.00 and 0.00, that of policy 2 was 1.00"
+    assert equal(trainings.policies[7], trainings.policies[2])
+    assert result.recoveries == [recovery.message]
+
+
 @pytest.mark.parametrize(("checkpoint_every", "killed_after"), [(1, 6), (1, 7), (4, 7), (2, 8)])
 def test_a_run_that_went_back_goes_on_bit_for_bit(
     model_path: Path, tmp_path: Path, checkpoint_every: int, killed_after: int

@@ -7,7 +7,7 @@ import pytest
 
 from traced.training.job import TrainingJob, Validation
 from traced.training.metrics import Metrics, append
-from traced.training.recovery import Recoveries, Recovery, collapse
+from traced.training.recovery import Recoveries, Recovery, collapse, fall
 
 BEST = Validation(success=0.92, reward=0.95, policy=35, episodes=32)
 
@@ -145,3 +145,46 @@ def test_a_run_goes_back_to_no_policy_that_has_collapsed(tmp_path: Path) -> None
     recovery = Recoveries(training_job).decide([*validated, Validation(0.9, 0.9, 25, 32), Validation(0.8, 0.8, 35, 32)])
     assert recovery is not None
     assert recovery.policy == 25
+
+
+def validation(policy: int, success: float, episodes: int = 32) -> Validation:
+    return Validation(success, success, policy, episodes)
+
+
+FALLEN = [validation(15, 0.56), validation(20, 0.22), validation(25, 0.06)]
+
+
+def test_two_validations_far_below_the_best_are_a_fall() -> None:
+    assert fall(FALLEN, FALLEN[0]) == "validation success 0.22 and 0.06, that of policy 15 was 0.56"
+    assert fall(FALLEN[::-1], FALLEN[0]), "in any order"
+
+
+@pytest.mark.parametrize(
+    "validated",
+    [
+        FALLEN[:2],
+        [FALLEN[0], validation(20, 0.06), validation(25, 0.31)],  # more than half
+        [FALLEN[0], validation(20, 0.06), validation(25, 0.06), validation(30, 0.5)],  # has recovered
+        [validation(15, 0.12), validation(20, 0.03), validation(25, 0.03)],  # 4 of 32 and 1 of 32: chance
+        [validation(15, 0.5, 4), validation(20, 0.0, 4), validation(25, 0.0, 4)],
+        [validation(5, 0.06), validation(10, 0.06), validation(15, 0.56)],  # before the best
+    ],
+)
+def test_a_validation_that_has_not_fallen_far(validated: list[Validation]) -> None:
+    assert fall(validated, max(validated, key=lambda v: v.rank)) == ""
+
+
+def test_a_run_that_learns_goes_back_when_its_validation_has_fallen(tmp_path: Path) -> None:
+    training_job = job(tmp_path)
+    write(training_job, *[LEARNING] * 26)
+    recovery = Recoveries(training_job).decide(FALLEN)
+    assert recovery is not None
+    assert (recovery.iteration, recovery.policy, recovery.lr) == (26, 15, 0.001)
+    assert recovery.reason == "validation success 0.22 and 0.06, that of policy 15 was 0.56"
+    # The validations of policies that were given up say nothing about the run from then on.
+    write(training_job, *[LEARNING] * 31)
+    assert Recoveries(training_job).decide([*FALLEN, validation(30, 0.0)]) is None
+    write(training_job, *[LEARNING] * 36)
+    second = Recoveries(training_job).decide([*FALLEN, validation(30, 0.0), validation(35, 0.0)])
+    assert second is not None
+    assert (second.iteration, second.policy, second.lr) == (36, 15, 0.0005)
