@@ -155,8 +155,8 @@ class TrainingSection(Section):
     recoveries: int = Field(
         default=2,
         ge=0,
-        description="times that a training without a gradient, or with a validation that has fallen far, may go back to its "
-        "best validated policy; 0, or without validation: never",
+        description="times that a training without a gradient, or with a validation that has fallen far, may return to "
+        "its best validated policy; 0, or without validation: never",
     )
     recovery_lr: float = Field(default=0.5, gt=0, le=1, description="factor of the learning rate for each of them")
     recovery_temperature: float = Field(
