@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from traced.core.errors import DiskError, TracedError
+from traced.core.imports import quick_imports
 from traced.inference.errors import EngineError
 from traced.inference.model_files import resolve_model
 from traced.processes.child import Reporter, run_child
@@ -121,7 +122,8 @@ def work(reporter: Reporter, arguments: dict[str, Any]) -> dict[str, Any]:
     resolve_model(job.model_path, job.out)
     source = open_source(job)
     # Imported here because the import takes seconds: a job that cannot run fails before it.
-    from traced.training import grpo
+    with quick_imports("sklearn"):
+        from traced.training import grpo
 
     trainer: Trainer = grpo.train
 
@@ -134,7 +136,8 @@ def work(reporter: Reporter, arguments: dict[str, Any]) -> dict[str, Any]:
 def follow() -> int:
     """Run as one of the other processes of a job with several (``traced.training.processes``); returns 0."""
     follow_parent(0)
-    from traced.training import grpo
+    with quick_imports("sklearn"):
+        from traced.training import grpo
 
     grpo.follow(read_job(Path(sys.argv[1])))
     leave_group()

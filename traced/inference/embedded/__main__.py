@@ -10,15 +10,18 @@ import socket
 import sys
 from pathlib import Path
 
-import torch
-import uvicorn
-
 from traced.core.errors import TracedError
+from traced.core.imports import quick_imports
 from traced.core.permissions import private_umask
-from traced.inference.embedded.engine import Engine
-from traced.inference.embedded.server import build_app
-from traced.inference.model_files import ModelFiles, load_model
 from traced.processes.parent import follow_parent
+
+with quick_imports("sklearn"):
+    import torch
+    import uvicorn
+
+    from traced.inference.embedded.engine import Engine
+    from traced.inference.embedded.server import build_app
+    from traced.inference.model_files import ModelFiles, load_model
 
 GRACE_S = 2
 # Longer than the client keeps an idle connection, so that it never reuses one that is closing.
