@@ -54,6 +54,29 @@ def test_import_then_analyze_names_capabilities_and_repeating_changes_nothing(tr
     assert traced("analyze", "--json").json == analyzed.json
 
 
+def test_conversations_of_a_recorded_target_are_analysed_in_a_cycle_of_the_target(
+    traced: Traced, tmp_path: Path
+) -> None:
+    """Held-out conversations are in no figure, and new ones wait for the next collection."""
+    file = tmp_path / "recorded.json"
+    file.write_text(json.dumps([{**record, "trial": trial} for record in records() for trial in range(8)]))
+    options = ("--set", "target.name=acme", "--set", "target.kind=recorded", "--set", "target.held_out=0.01")
+    missing = traced("analyze", *options)
+    assert missing.code != 0
+    assert "have 0 successes and 0 failures; the analysis needs both" in " ".join(missing.err.split())
+    imported = traced("import", file, *options, "--json").json
+    assert (imported["cycle"], imported["source"], imported["added"]) == (None, "acme", 24)
+    analyzed = traced("analyze", *options, "--json")
+    assert analyzed.code == 0, analyzed.err
+    assert analyzed.json["cycle"] == "acme-bundled-0-1"
+    assert traced("analyze", *options, "--json").json == analyzed.json
+    collected = traced("collect", *options, "--json")
+    assert collected.json["cycle"] == "acme-bundled-0-2"
+    assert collected.json["success"]["episodes"] == 24
+    demo = traced("demo", *options)
+    assert "no episode of the target acme can be played" in " ".join(demo.err.split())
+
+
 def test_the_privileged_part_is_nowhere_in_the_data_directory(traced: Traced, tmp_path: Path) -> None:
     canary_records: list[Any] = [{**record, "info": {**record["info"], "planted": CANARY}} for record in records()]
     file = tmp_path / "planted.json"

@@ -251,7 +251,7 @@ def test_a_cycle_keeps_a_digest_of_how_its_target_is_started_and_no_program() ->
         return configuration(load_settings(overrides={f"target.{key}": value for key, value in overrides.items()}))
 
     fixed = config_of()
-    assert set(fixed["target"]) == {"name", "split_seed", "start", "user"}
+    assert set(fixed["target"]) == {"name", "held_out", "split_seed", "start", "user"}
     assert config_of(start_s=5.0, step_s=6.0) == fixed
     assert set(fixed["target"]["user"]) == {"model", "base_url", "context_tokens", "temperature", "max_tokens"}
     changes: list[dict[str, Any]] = [

@@ -37,9 +37,11 @@ from traced.pipeline.analyze import (
     to_analyze,
 )
 from traced.pipeline.analyze import analyze as analyze_stage
+from traced.pipeline.collect import collect as collect_stage
 from traced.pipeline.context import Context, RunningStage
 from traced.pipeline.findings import BUILTIN, AnalysisContext, Comparison, Difference
 from traced.pipeline.findings import compare as compare_analysts
+from traced.targets.registry import conversation_target
 
 ID = 16  # printed characters of a trajectory's id
 SOME = 3
@@ -252,7 +254,10 @@ def analyze(
         else:
             show_comparison(cycle, comparison)
         return
-    cycle, findings = _imported(settings) or _collected(settings)
+    if conversation_target(settings).held_out is not None:
+        cycle, findings = _of_conversations(settings)
+    else:
+        cycle, findings = _imported(settings) or _collected(settings)
     record = stored_analysis(settings, cycle)
     analyst = settings.analysis.analyst
     if as_json:
@@ -307,6 +312,17 @@ def _collected(settings: Settings) -> tuple[str, list[Finding]]:
         return context.cycle_id, stored_findings(context)
 
     return on_cycle(settings, work, finder=to_be_analyzed)
+
+
+def _of_conversations(settings: Settings) -> tuple[str, list[Finding]]:
+    """Analyse the recorded conversations of the target, in its unfinished cycle or a new one."""
+
+    async def work(context: Context) -> tuple[str, list[Finding]]:
+        await collect_stage(context)
+        await analyze_stage(context)
+        return context.cycle_id, stored_findings(context)
+
+    return on_cycle(settings, work, create=True)
 
 
 def _run_comparison(settings: Settings, analysts: Sequence[str]) -> tuple[str, Comparison]:

@@ -8,6 +8,7 @@ an exception: a cycle that has not been analysed yet takes the current ones.
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from importlib.metadata import version
 from itertools import count
 from typing import Any, TypeVar
@@ -41,12 +42,14 @@ def on_cycle(
     work: Callable[[Context], Awaitable[Answer]],
     *,
     create: bool = False,
+    is_over: "Callable[[Session, Cycle], bool] | None" = None,
     finder: "Callable[[Session, Settings, str], Cycle] | None" = None,
 ) -> Answer:
     """Run ``work`` on the current cycle with live progress, and return its result.
 
     Args:
         create: resume the unfinished cycle of these settings, or create a cycle if there is none.
+        is_over: says of which unfinished cycles another one is created instead.
         finder: selects the cycle otherwise, by default ``current``.
     """
     model = base_model(settings).name
@@ -59,10 +62,19 @@ def on_cycle(
         with writing(settings) as session:
             at = utc_now()
             select = finder or current
-            cycle = find_cycle(session, settings, model, at=at) if create else select(session, settings, model)
+            if create:
+                rejects = partial(is_over, session) if is_over else lambda _: False
+                cycle = find_cycle(session, settings, model, at=at, rejects=rejects)
+            else:
+                cycle = select(session, settings, model)
         display = Progress(progress)
         with Meter() as meter, display.display():
             return asyncio.run(run())
+
+
+def is_analyzed(session: Session, cycle: Cycle) -> bool:
+    """Whether the cycle has an analysis."""
+    return bool(list_findings(session, cycle.id))
 
 
 def applicable(context: Context, kind: str) -> list[str]:

@@ -42,7 +42,7 @@ from traced.pipeline.preflight import check_cycle
 from traced.pipeline.promote import decide
 from traced.pipeline.report import gather
 from traced.targets.bundled import BUNDLED
-from traced.targets.registry import full_name
+from traced.targets.registry import check_playable, full_name, target
 
 COMPARISON_KEY = "grpo_on_target"
 
@@ -128,6 +128,7 @@ async def _run(options: DemoOptions, cycle_id: str, progress: Progress, meter: M
 def _cycle(options: DemoOptions) -> Cycle:
     """Return the cycle to work on; with ``compare`` also a finished cycle that was not compared yet."""
     settings = options.settings
+    check_playable(target(settings))
     model = base_model(settings)
     settings.data_dir.mkdir(parents=True, exist_ok=True)
     store = open_store(settings.store_url)

@@ -18,6 +18,7 @@ from traced.cli.current_cycle import (
     admitted_environments,
     applicable,
     environments,
+    is_analyzed,
     next_attempt,
     on_cycle,
     refused_environments,
@@ -40,6 +41,7 @@ from traced.pipeline.optimize_prompt import optimize_prompt as optimize_prompt_s
 from traced.pipeline.preflight import check_cycle
 from traced.pipeline.synthesize import synthesize as synthesize_stage
 from traced.pipeline.train import train as train_stage
+from traced.targets.registry import conversation_target
 
 Capabilities = Annotated[
     list[str] | None,
@@ -70,7 +72,10 @@ def collect(
     threads: Threads = None,
     as_json: AsJson = False,
 ) -> None:
-    """Record episodes of the base model on the target's train split."""
+    """Record episodes of the base model on the target's train split.
+
+    For a target of recorded conversations: select those that have an outcome for a new analysis.
+    """
     settings = read_settings(
         data_dir, overrides, model__spec=model, seed=seed, engine__threads=threads, collect__episodes=episodes
     )
@@ -78,14 +83,15 @@ def collect(
     async def work(context: Context) -> dict[str, Any]:
         return {"cycle": context.cycle_id, "success": rate("base", await collect_stage(context))}
 
-    result = on_cycle(settings, work, create=True)
+    is_recorded = conversation_target(settings).held_out is not None
+    result = on_cycle(settings, work, create=True, is_over=is_analyzed if is_recorded else None)
     if as_json:
         print_json(result)
         return
-    success = result["success"]
+    success, noun = result["success"], "conversations" if is_recorded else "episodes"
     command = repeated("traced analyze", data_dir, overrides, model=model, seed=seed, collect__episodes=episodes)
     console.print(
-        f"{success.episodes} episodes of cycle {result['cycle']}: {100 * success.rate:.1f} % succeeded "
+        f"{success.episodes} {noun} of cycle {result['cycle']}: {100 * success.rate:.1f} % succeeded "
         f"[{100 * success.low:.1f}, {100 * success.high:.1f}], {success.infrastructure} lost to infrastructure. "
         f"Next: {command}",
         highlight=False,

@@ -142,6 +142,12 @@ class TargetSection(Section):
     start_s: float = Field(default=120.0, gt=0, description="seconds that loading the target may take")
     step_s: float = Field(default=0.0, ge=0, description="seconds of a reset, step or score; 0: the target's own limit")
     split_seed: int = Field(default=0, description="draws the splits that a list of tasks does not have")
+    held_out: float = Field(
+        default=0.25,
+        gt=0,
+        lt=1,
+        description="recorded: share of the tasks whose conversations no analysis and no environment uses",
+    )
     user: UserSection = Field(default=UserSection(), description="the model that is the user, if the target needs one")
 
     @field_validator("name")

@@ -75,7 +75,7 @@ from traced.notifications.messages import (
 from traced.pipeline.context import Context
 from traced.processes.job import Executor, FaultAttribution, JobOutcome, Report, ReportKind, attribute_fault, describe
 from traced.registry.decisions import pending_requests
-from traced.targets.registry import check_seeds, target
+from traced.targets.registry import check_playable, check_seeds, target
 
 if TYPE_CHECKING:  # imported at run time with the first cycle, because its imports are large
     from traced.pipeline.child_runner import ChildStageRunner
@@ -446,7 +446,9 @@ def _quick_checks(settings: Settings) -> None:
     from traced.pipeline.preflight import quick_checks
 
     raise_first(quick_checks(settings))
-    check_seeds(target(settings), settings)
+    checked_target = target(settings)
+    check_playable(checked_target)
+    check_seeds(checked_target, settings)
     check_model(settings)
     base_model(settings)
 

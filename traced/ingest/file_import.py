@@ -17,6 +17,7 @@ from typing import Any
 from sqlalchemy import Engine
 from sqlmodel import Session
 
+from store.content import digest
 from store.database import read_session, write_session
 from store.records import Cycle, CycleState, Event
 from store.repositories.cycles import save_cycle
@@ -51,6 +52,8 @@ from traced.scoring.evidence import (
 from traced.scoring.rescoring import apply_rules
 from traced.scoring.rule_file import read_rules
 from traced.scoring.rules import Decision
+from traced.targets.conversation_target import ConversationTarget
+from traced.targets.registry import conversation_target
 
 IMPORTED = "imported"
 # A transaction is committed at this number of trajectories or of bytes.
@@ -86,13 +89,13 @@ class ImportRequest:
 class ImportResult:
     """What an import stored and left out; it is printed as JSON.
 
-    ``cycle`` is the cycle of all imports from this source and agent. ``added``, ``known`` (stored before) and
-    ``replaced`` (stored before, with another outcome now) count trajectories; ``judged`` counts those that got their
-    outcome from the rules. ``passed`` counts valid records without a model call, ``bad`` the invalid ones; ``skipped``
-    has the messages of the first bad records.
+    ``cycle`` is the cycle of all imports from this source and agent; None for a recorded target. ``added``, ``known``
+    (stored before) and ``replaced`` (stored before, with another outcome now) count trajectories; ``judged`` counts
+    those that got their outcome from the rules. ``passed`` counts valid records without a model call, ``bad`` the
+    invalid ones; ``skipped`` has the messages of the first bad records.
     """
 
-    cycle: str
+    cycle: str | None
     source: str
     outcomes: dict[str, int]
     added: int
@@ -127,12 +130,15 @@ def import_file(
     format_name = request.kind or format_of(path)
     serving = settings.serving
     redaction = [serving.redact, serving.redact_fields]
+    target = conversation_target(settings)
+    owner = None if target.held_out is None else target
     options = {
         "format": format_name,
         "agent": request.agent,
         "score": request.score,
         "redact": redaction,
         "store": _store_key(store),
+        **({"target": owner.name} if owner else {}),
     }
     rules = read_rules(Path(settings.outcomes.rules)) if settings.outcomes.rules else None
     # An unreadable file raises an error here, before the ledger creates files.
@@ -155,8 +161,9 @@ def import_file(
         try:
             steps = FORMATS[format_name](job, ledger.resume_point)
             for batch, resume_point in _batches(steps, ledger, format_name, strict=request.strict):
+                own_batch = [_of_target(trajectory, owner) for trajectory in batch] if owner else batch
                 with write_session(store) as session:
-                    _store_batch(session, ledger, batch, job.labels, at)
+                    _store_batch(session, ledger, own_batch, job.labels, at)
                 # The ledger is written after the store's commit. If the process is killed in between, the batch is
                 # stored again, which changes nothing.
                 if resume_point is not None:
@@ -168,18 +175,32 @@ def import_file(
         ledger.finish()
         counts = ledger.counts
         _require_trajectories(counts, path, format_name, ledger)
+    source = owner.name if owner else format_name
     with write_session(store) as session:
-        cycle = cycle_of_imports(session, settings, format_name, request.agent, at)
+        # A recorded target has cycles of its own; ``traced analyze`` begins one.
+        cycle = None if owner else cycle_of_imports(session, settings, format_name, request.agent, at)
+        cycle_id = cycle.id if cycle else None
         if counts.added or counts.replaced:
             detail = {"trajectories": counts.added, "judged anew": counts.replaced, "left out": counts.bad}
-            save_event(session, Event(at, "import", format_name, cycle.id, detail))
+            save_event(session, Event(at, "import", source, cycle_id, detail))
     bad_file = ledger.bad_file if counts.bad else None
     totals = (counts.added, counts.known, counts.replaced, counts.passed, counts.bad)
     judged_count = 0
     if rules is not None:
-        report = apply_rules(store, rules, format_name, job.labels, include_judged=False, limit=None, at=at)
+        report = apply_rules(store, rules, source, job.labels, include_judged=False, limit=None, at=at)
         judged_count = sum(report.judged.values())
-    return ImportResult(cycle.id, format_name, counts.outcomes, *totals, bad_file, resumed, counts.told, judged_count)
+    return ImportResult(cycle_id, source, counts.outcomes, *totals, bad_file, resumed, counts.told, judged_count)
+
+
+def _of_target(trajectory: Trajectory, owner: ConversationTarget) -> Trajectory:
+    """Return an imported trajectory as one of a recorded target; several targets may import the same file."""
+    key = digest([owner.name, trajectory.id])[:32]
+    return replace(
+        trajectory,
+        id=f"{owner.name}-{key}",
+        source=owner.name,
+        split=owner.split(trajectory.task_id),
+    )
 
 
 def cycle_of_imports(session: Session, settings: Settings, source: str, agent: str, at: datetime) -> Cycle:

@@ -30,6 +30,7 @@ from traced.ingest.conversations import branches, position_without_system
 from traced.scoring import evidence
 from traced.scoring.evidence import Labels
 from traced.scoring.rules import UNDECIDED, Decision, Rules
+from traced.targets.conversation_target import ConversationTarget
 
 OK = 200
 # Limits of one call of settle_silent, so that settling does not delay the recorder; the next call does the rest.
@@ -71,7 +72,9 @@ class _Conversation:
     part_of: dict[str, str | None]
 
 
-def settle_silent(store: Engine, *, target: str, scorers: Scorers, now: datetime, silence_s: float) -> int:
+def settle_silent(
+    store: Engine, *, target: ConversationTarget, scorers: Scorers, now: datetime, silence_s: float
+) -> int:
     """Settle at most ``MAX_CONVERSATIONS`` conversations that have been silent for ``silence_s`` seconds.
 
     Returns:
@@ -116,7 +119,7 @@ def settle(
     session: Session,
     conversation_id: str,
     *,
-    target: str,
+    target: ConversationTarget,
     labels: Labels,
     now: datetime,
     rule_verdicts: RuleVerdicts | None = None,
@@ -178,7 +181,7 @@ def _replace_shorter(session: Session, trajectory: Trajectory) -> bool:
     return has_replaced
 
 
-def _assemble(session: Session, conversation_id: str, target: str) -> _Conversation:
+def _assemble(session: Session, conversation_id: str, target: ConversationTarget) -> _Conversation:
     exchanges = serving.list_exchanges(session, conversation_id, unsettled_only=True)
     answered_exchanges = [
         exchange for exchange in exchanges if exchange.status == OK and exchange.body and exchange.body["answer"]
@@ -197,7 +200,7 @@ def _assemble(session: Session, conversation_id: str, target: str) -> _Conversat
 
 
 def _decide_by_rules(
-    store: Engine, silent_ids: Sequence[str], target: str, rules: Rules
+    store: Engine, silent_ids: Sequence[str], target: ConversationTarget, rules: Rules
 ) -> tuple[list[str], RuleVerdicts]:
     """Return the conversations for which there was time, and the decisions of the rules on their trajectories."""
     rule_verdicts = RuleVerdicts(evidence.rules_author(rules.hash))
@@ -239,13 +242,13 @@ def _branches_of(exchanges: Sequence[Exchange]) -> list[list[Exchange]]:
     return [[exchanges[index] for index in branch] for branch in branches(calls)]
 
 
-def _trajectory(branch: Sequence[Exchange], target: str) -> Trajectory:
+def _trajectory(branch: Sequence[Exchange], target: ConversationTarget) -> Trajectory:
     last = branch[-1]
     assert last.body is not None
     return Trajectory(
         id=f"router-{digest([last.conversation_id, last.id])[:24]}",
-        source=target,
-        split="",
+        source=target.name,
+        split=target.split(last.conversation_id),
         task_id=last.conversation_id,
         trial=0,
         model=last.model,

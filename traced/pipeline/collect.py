@@ -17,18 +17,35 @@ from agents.errors import TranscriptError
 from agents.transcript import tool_function, transcript
 from sandbox.errors import harmless
 from store.repositories.capabilities import labelled_trajectories
-from store.repositories.trajectories import TrajectoryFilter, get_trajectories, list_trajectories, newest_judged_ids
+from store.repositories.trajectories import (
+    TrajectoryFilter,
+    count_outcomes,
+    get_trajectories,
+    judged_in_split,
+    list_trajectories,
+    newest_judged_ids,
+)
 from store.types import Outcome, Tool, Trajectory
+from traced.core.errors import StageError
 from traced.evaluation.figures import percent
 from traced.evaluation.intervals import rate
 from traced.pipeline.context import Context, RunningStage
 from traced.pipeline.episodes import BASE, episodes, first_jobs, model_policy, split_jobs, trials_of, trials_text
 from traced.pipeline.self_check import SELF_CHECK, self_check
 from traced.rollouts.episodes import EpisodeJob
+from traced.targets.conversation_target import HELD_OUT, TRAIN
 
 
 async def collect(context: Context) -> list[Trajectory]:
-    """Record ``collect.episodes`` episodes of the base model; stored ones are reused."""
+    """Record ``collect.episodes`` episodes of the base model; stored ones are reused.
+
+    For a recorded target: select so many of its judged conversations that are not held out.
+
+    Raises:
+        StageError: The recorded target has no successes or no failures yet.
+    """
+    if context.target.is_recorded:
+        return _collect_conversations(context)
     jobs = collect_jobs(context)
     temperature = context.settings.collect.temperature
     title = f"Collect the base model's episodes{trials_text(context.target, jobs)}"
@@ -54,6 +71,26 @@ async def collect(context: Context) -> list[Trajectory]:
     return trajectories
 
 
+def _collect_conversations(context: Context) -> list[Trajectory]:
+    name = context.target.name
+    with context.stage("collect", f"Select the recorded conversations of {name}") as stage:
+        trajectories = collected(context)
+        with context.read_session() as session:
+            unjudged = count_outcomes(session, TrajectoryFilter(source=name, split=TRAIN)).get(Outcome.UNKNOWN, 0)
+            held_out = sum(count_outcomes(session, TrajectoryFilter(source=name, split=HELD_OUT)).values())
+        outcomes = Counter(trajectory.outcome for trajectory in trajectories)
+        numbers = f"{outcomes[Outcome.SUCCESS]} successes and {outcomes[Outcome.FAILURE]} failures"
+        if not outcomes[Outcome.SUCCESS] or not outcomes[Outcome.FAILURE]:
+            raise StageError(
+                f"the conversations of {name} have {numbers}; the analysis needs both "
+                f"({unjudged} without an outcome, {held_out} held out)",
+                hint="traced import FILE for more; outcomes: traced outcomes, or feedback at the router",
+            )
+        stage.detail = {"conversations": len(trajectories), "unjudged": unjudged, "held out": held_out}
+        stage.figure = f"{numbers}; {unjudged} without an outcome, {held_out} held out"
+    return trajectories
+
+
 def _losses(trajectories: Sequence[Trajectory]) -> str:
     losses = [trajectory for trajectory in trajectories if trajectory.outcome is Outcome.INFRASTRUCTURE]
     if not losses:
@@ -75,13 +112,27 @@ def collect_jobs(context: Context) -> list[EpisodeJob]:
 
 
 def collected(context: Context) -> list[Trajectory]:
-    """Return the cycle's collected trajectories in store order."""
+    """Return the cycle's collected trajectories in store order.
+
+    Those of a recorded target are the ones that the cycle has analysed; before that, those that it would analyse now.
+    """
     with context.read_session() as session:
+        if context.target.is_recorded:
+            ids = labelled_trajectories(session, context.cycle_id) or _sample(context, session)
+            return get_trajectories(session, ids, tokens=False)
         return list_trajectories(session, collected_filter(context))
 
 
+def _sample(context: Context, session: Session) -> list[str]:
+    """Return the ids of at most ``collect.episodes`` judged conversations of a recorded target, drawn by the seed."""
+    ids, count = judged_in_split(session, context.target.name, TRAIN), context.settings.collect.episodes
+    return random.Random(f"collect:{context.settings.seed}").sample(ids, count) if len(ids) > count else ids
+
+
 def collected_filter(context: Context) -> TrajectoryFilter:
-    """Return what selects the cycle's collected trajectories."""
+    """Return what selects the cycle's collected trajectories; for a recorded target all that a cycle may select."""
+    if context.target.is_recorded:
+        return TrajectoryFilter(source=context.target.name, split=TRAIN)
     return TrajectoryFilter(source=context.target.name, split="train", model=BASE, cycle_id=context.cycle_id)
 
 
@@ -119,7 +170,12 @@ class Production:
 
 
 def production(context: Context, episodes: Sequence[Trajectory]) -> Production:
-    """Return the production conversations to analyse together with the cycle's ``episodes``."""
+    """Return the production conversations to analyse together with the cycle's ``episodes``.
+
+    A recorded target has none: its conversations are the collection.
+    """
+    if context.target.is_recorded:
+        return Production()
     with context.read_session() as session:
         ids = newest_judged_ids(session, context.target.name, BASE, limit=context.settings.analysis.production)
         trajectories = get_trajectories(session, ids, tokens=False)

@@ -17,12 +17,19 @@ from traced.targets.registry import check_seeds, target
 
 
 def find_cycle(
-    session: Session, settings: Settings, model: str, *, at: datetime, accepts: Callable[[Cycle], bool] | None = None
+    session: Session,
+    settings: Settings,
+    model: str,
+    *,
+    at: datetime,
+    accepts: Callable[[Cycle], bool] | None = None,
+    rejects: Callable[[Cycle], bool] = lambda _: False,
 ) -> Cycle:
     """Return the newest unfinished cycle of this target, model, seed and configuration, else a new one.
 
     Args:
         accepts: Whether a cycle that has ended is accepted too.
+        rejects: Whether an unfinished cycle is not accepted.
     """
     check_seeds(target(settings), settings)
     config = configuration(settings)
@@ -34,7 +41,7 @@ def find_cycle(
     open_states = (CycleState.RUNNING, CycleState.WAITING, CycleState.INTERRUPTED)
     for cycle in earlier_cycles:
         if with_defaults(cycle.config) == config and (
-            cycle.state in open_states or (accepts is not None and accepts(cycle))
+            (cycle.state in open_states and not rejects(cycle)) or (accepts is not None and accepts(cycle))
         ):
             return cycle
     # Before the cycle is stored: a missing model should fail now, not hours later in a stage.

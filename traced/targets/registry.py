@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any, NoReturn, get_args
 
 from pydantic import ValidationError
 
@@ -31,6 +31,7 @@ from traced.config.settings import TARGET_NAME_LENGTH, TARGETS, factory_file, ta
 from traced.core.errors import ConfigError
 from traced.core.ownership import sandbox_owner
 from traced.targets.bundled import BUNDLED, OPENENV, VERIFIERS
+from traced.targets.conversation_target import CONVERSATIONS_ONLY, ConversationTarget
 from traced.targets.description import MODEL_USER, Description, Division, divide
 from traced.targets.loading import DEFAULT_STEP_S, file_description, launch, process_description
 from traced.targets.play import SilentUser
@@ -52,10 +53,13 @@ class Target:
     description: Description
     open_source: Callable[[User | None], AbstractAsyncContextManager[EpisodeSource]]
     step_s: float = DEFAULT_STEP_S  # limit of a reset, step or score
+    is_recorded: bool = False  # it has recorded conversations only, and no episodes
 
     @property
     def splits(self) -> Mapping[str, range]:
-        """Return the seeds of each split."""
+        """Return the seeds of each split; raises ``ConfigError`` for a recorded target."""
+        if self.is_recorded:
+            raise _without_episodes(self.name)
         return self.division.splits
 
     def source(self, user: User | None = None) -> AbstractAsyncContextManager[EpisodeSource]:
@@ -73,6 +77,20 @@ def target(settings: "Settings", *, refresh: bool = False) -> Target:
     return find_target(
         settings.target, settings.data_dir, limits, partial(sandbox_owner, settings.data_dir), refresh=refresh
     )
+
+
+def conversation_target(settings: "Settings") -> ConversationTarget:
+    """Return the target of the settings as that of recorded conversations; raises ``ConfigError``."""
+    section = settings.target
+    if not section.kind and target_table(settings.data_dir, section.name).exists():
+        section = table_of(section, settings.data_dir)
+    return ConversationTarget(section.name, section.held_out if section.kind == CONVERSATIONS_ONLY else None)
+
+
+def check_playable(checked_target: Target) -> None:
+    """Raise ``ConfigError`` if no episode of the target can be played, which a whole cycle needs."""
+    if checked_target.is_recorded:
+        raise _without_episodes(checked_target.name)
 
 
 def find_target(
@@ -100,12 +118,8 @@ def find_target(
             f"target.name is {section.name!r}, which is a target of traced; a target of your own has another name",
             hint='target.name = "NAME"',
         )
-    if section.kind == "recorded":
-        raise ConfigError(
-            f"no episode of the target {section.name} can be played: it has recorded conversations only"
-            ' (target.kind = "recorded")',
-            hint='target.kind = "file" or "python", for a target that can be played',
-        )
+    if section.kind == CONVERSATIONS_ONLY:
+        return Target(section.name, Division({}), Description(), _no_source(section.name), is_recorded=True)
     if not section.factory:
         raise ConfigError("target.factory is empty", hint='target.factory = "FILE.py" or "module:function"')
     if section.kind == "openenv":
@@ -126,6 +140,21 @@ def find_target(
         description,
         lambda user: ProcessSource(section.name, start_options, division.tasks, user, description),
         step_s=step_s,
+    )
+
+
+def _no_source(name: str) -> Callable[[User | None], AbstractAsyncContextManager[EpisodeSource]]:
+    def refuse(_: User | None) -> NoReturn:
+        raise _without_episodes(name)
+
+    return refuse
+
+
+def _without_episodes(name: str) -> ConfigError:
+    return ConfigError(
+        f'no episode of the target {name} can be played: it has recorded conversations only (target.kind = "recorded")',
+        hint="traced analyze, synthesize, admit and train use the conversations; evaluations need a target that can be "
+        'played (target.kind = "file" or "python")',
     )
 
 
@@ -289,8 +318,10 @@ def _read(file: Path) -> dict[str, object]:
 def check_seeds(checked_target: Target, settings: "Settings") -> None:
     """Raise ``ConfigError`` if the settings need more seeds than a split has; a list of tasks is played in trials.
 
-    A target whose user is a model needs one.
+    A target whose user is a model needs one. A recorded target has neither.
     """
+    if checked_target.is_recorded:
+        return
     if checked_target.description.user == MODEL_USER and not settings.target.user.model:
         raise ConfigError(
             f"the user of the target {checked_target.name} is a model, and target.user.model is empty",

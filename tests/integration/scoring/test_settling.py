@@ -19,6 +19,7 @@ from traced.ingest.settlement import Scorers, settle_silent
 from traced.scoring.evidence import Labels, OutcomeSource, effective_outcome, feedback_on
 from traced.scoring.rule_file import read_rules
 from traced.scoring.rules import Decision, Rules
+from traced.targets.conversation_target import ConversationTarget
 
 RULES = """
 [databases.shop]
@@ -198,7 +199,12 @@ def test_a_conversation_that_continues_during_a_decision_is_settled_later(tmp_pa
     with write_session(store) as session:
         save_exchanges(session, [exchange(1, USELESS, "Sorry.")])
     rules.on_decision = continue_conversation
-    arguments: dict[str, Any] = {"target": "desk", "scorers": Scorers(LABELS, rules), "now": later(60), "silence_s": 1}
+    arguments: dict[str, Any] = {
+        "target": ConversationTarget("desk"),
+        "scorers": Scorers(LABELS, rules),
+        "now": later(60),
+        "silence_s": 1,
+    }
     settle_silent(store, **arguments)
     with read_session(store) as session:
         assert list_trajectories(session) == []
@@ -207,4 +213,17 @@ def test_a_conversation_that_continues_during_a_decision_is_settled_later(tmp_pa
         (trajectory,) = list_trajectories(session)
         assert (len(trajectory.messages), trajectory.outcome) == (4, Outcome.UNKNOWN)
         assert feedback_on(session, trajectory.id) == []
+    store.dispose()
+
+
+def test_a_conversation_of_a_recorded_target_has_a_split(tmp_path: Path) -> None:
+    store = open_store(sqlite_url(tmp_path / "traced.db"))
+    with write_session(store) as session:
+        save_exchanges(session, [exchange(1, USELESS, "Sorry.")])
+    recorded_for = ConversationTarget("acme", 0.5)
+    settle_silent(store, target=recorded_for, scorers=Scorers(LABELS), now=later(60), silence_s=1)
+    with read_session(store) as session:
+        (trajectory,) = list_trajectories(session)
+    assert (trajectory.source, trajectory.split) == ("acme", recorded_for.split(trajectory.task_id))
+    assert trajectory.split
     store.dispose()

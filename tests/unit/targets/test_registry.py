@@ -244,7 +244,6 @@ def test_added_targets_and_entry_points_have_names(tmp_path: Path, monkeypatch: 
             "unknown target 'acme'; known: desk, textworld:quest, tau2:telecom-solo",
             "traced target add",
         ),
-        ({"target.kind": "recorded"}, "no episode of the target acme can be played", "target.kind"),
         ({"target.kind": "python"}, "target.factory is empty", "target.factory"),
         (
             {"target.kind": "python", "target.factory": "a:b", "target.python": "/no/python"},

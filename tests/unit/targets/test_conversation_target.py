@@ -1,0 +1,182 @@
+"""Conversations of a target without a simulator: their split, their import, and what a cycle collects of them."""
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine
+
+from store.database import open_store, read_session, write_session
+from store.records import Cycle, CycleState
+from store.repositories.cycles import list_cycles, save_cycle
+from store.repositories.trajectories import list_trajectories, save_trajectories
+from store.types import EndCause, Outcome, Trajectory
+from tests.unit.pipeline.contexts import context_with_chain
+from traced.config.settings import Settings, load_settings
+from traced.core.errors import ConfigError, StageError
+from traced.ingest.file_import import ImportRequest, import_file
+from traced.pipeline.collect import collect, collected, production
+from traced.pipeline.context import Context
+from traced.pipeline.cycles import find_cycle
+from traced.targets.conversation_target import HELD_OUT, TRAIN, ConversationTarget
+from traced.targets.registry import check_playable, conversation_target, target
+
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+ACME = {"target.name": "acme", "target.kind": "recorded"}
+
+
+def test_all_conversations_of_a_task_are_in_one_split_that_stays() -> None:
+    acme = ConversationTarget("acme", 0.25)
+    splits = {f"task {number}": acme.split(f"task {number}") for number in range(2000)}
+    shares = Counter(splits.values())
+    assert set(shares) == {TRAIN, HELD_OUT}
+    assert 0.22 < shares[HELD_OUT] / 2000 < 0.28
+    assert all(ConversationTarget("acme", 0.25).split(task) == split for task, split in splits.items())
+    # A larger share holds out more, and lets none go.
+    larger = ConversationTarget("acme", 0.5)
+    assert all(larger.split(task) == HELD_OUT for task, split in splits.items() if split == HELD_OUT)
+    other = ConversationTarget("other", 0.25)
+    assert any(other.split(task) != split for task, split in splits.items())
+
+
+def test_a_target_that_can_be_played_gives_its_conversations_no_split(tmp_path: Path) -> None:
+    assert conversation_target(load_settings(tmp_path)).split("task") == ""
+    assert conversation_target(load_settings(tmp_path, ACME | {"target.held_out": 0.5})) == ConversationTarget(
+        "acme", 0.5
+    )
+
+
+def test_a_target_that_was_added_as_conversations_has_splits(tmp_path: Path) -> None:
+    (tmp_path / "targets").mkdir()
+    (tmp_path / "targets" / "acme.toml").write_text('name = "acme"\nkind = "recorded"\nheld_out = 0.125\n')
+    assert conversation_target(load_settings(tmp_path, {"target.name": "acme"})) == ConversationTarget("acme", 0.125)
+    assert target(load_settings(tmp_path, {"target.name": "acme"})).is_recorded
+
+
+def test_nothing_of_it_can_be_played(tmp_path: Path) -> None:
+    acme = target(load_settings(tmp_path, ACME))
+    attempts: list[Callable[[], object]] = [lambda: acme.splits, acme.source, lambda: check_playable(acme)]
+    for attempt in attempts:
+        with pytest.raises(ConfigError, match="no episode of the target acme can be played") as error:
+            attempt()
+        assert "traced analyze" in (error.value.hint or "")
+
+
+def conversation(number: int, outcome: Outcome, **changes: Any) -> Trajectory:
+    values: dict[str, Any] = {
+        "id": f"acme-{number}",
+        "source": "acme",
+        "split": TRAIN,
+        "task_id": str(number),
+        "trial": 0,
+        "model": "agent",
+        "temperature": 0.0,
+        "messages": [{"role": "user", "content": f"order {number}"}, {"role": "assistant", "content": "done"}],
+        "tools": [],
+        "turns": [],
+        "reward": float(outcome is Outcome.SUCCESS),
+        "outcome": outcome,
+        "end_cause": EndCause.IMPORTED,
+    }
+    return Trajectory(**values | changes)
+
+
+@contextmanager
+def new_cycle(folder: Path, **overrides: object) -> Iterator[Context]:
+    """The context of a cycle that has analysed nothing."""
+    with context_with_chain(folder, ACME | overrides) as context:
+        with context.write_session() as session:
+            save_cycle(session, Cycle("c2", "acme", "tiny", 0, {}, CycleState.RUNNING, NOW))
+        yield replace(context, cycle_id="c2")
+
+
+async def test_a_collection_has_the_judged_conversations_that_no_adapter_answered(tmp_path: Path) -> None:
+    with new_cycle(tmp_path) as context:
+        conversations = [
+            conversation(1, Outcome.SUCCESS),
+            conversation(2, Outcome.FAILURE),
+            conversation(3, Outcome.UNKNOWN),
+            conversation(4, Outcome.FAILURE, split=HELD_OUT),
+            conversation(5, Outcome.FAILURE, source="other"),
+            conversation(6, Outcome.FAILURE, model="politeness@v1"),
+            conversation(7, Outcome.FAILURE, end_cause=EndCause.SHADOW),
+            conversation(8, Outcome.INFRASTRUCTURE),
+        ]
+        with context.write_session() as session:
+            save_trajectories(session, conversations)
+        assert {trajectory.id for trajectory in await collect(context)} == {"acme-1", "acme-2"}
+        figure = context.progress.lines["collect"].figure
+        assert figure == "1 successes and 1 failures; 1 without an outcome, 1 held out"
+        assert production(context, []).trajectories == []
+
+
+async def test_no_more_conversations_are_collected_than_the_setting_says(tmp_path: Path) -> None:
+    with new_cycle(tmp_path, **{"collect.episodes": 6}) as context:
+        outcomes = (Outcome.SUCCESS, Outcome.FAILURE)
+        with context.write_session() as session:
+            save_trajectories(session, [conversation(number, outcomes[number % 2]) for number in range(40)])
+        first = [trajectory.id for trajectory in collected(context)]
+        assert len(first) == 6
+        assert [trajectory.id for trajectory in collected(context)] == first
+
+
+@pytest.mark.parametrize("outcome", [Outcome.SUCCESS, Outcome.FAILURE, Outcome.UNKNOWN])
+async def test_outcomes_of_one_kind_are_not_enough(tmp_path: Path, outcome: Outcome) -> None:
+    with new_cycle(tmp_path) as context:
+        with context.write_session() as session:
+            save_trajectories(session, [conversation(number, outcome) for number in range(3)])
+        with pytest.raises(StageError, match="the analysis needs both") as error:
+            await collect(context)
+        assert "traced import FILE" in (error.value.hint or "")
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Settings:
+    return load_settings(tmp_path / "data", ACME)
+
+
+@pytest.fixture
+def conversations(tmp_path: Path) -> Path:
+    hello = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}]
+    path = tmp_path / "conversations.jsonl"
+    path.write_text("\n".join(json.dumps({"id": str(number), "messages": hello}) for number in range(40)))
+    return path
+
+
+def imported(store: Engine, settings: Settings, path: Path) -> list[Trajectory]:
+    result = import_file(store, settings, ImportRequest(path), at=NOW)
+    assert (result.cycle, result.source) == (None, settings.target.name)
+    with read_session(store) as session:
+        return [row for row in list_trajectories(session) if row.source == settings.target.name]
+
+
+def test_an_import_belongs_to_the_target_and_has_splits(settings: Settings, conversations: Path) -> None:
+    store = open_store(settings.store_url)
+    rows = imported(store, settings, conversations)
+    acme = conversation_target(settings)
+    assert len(rows) == 40
+    assert {row.task_id: row.split for row in rows} == {str(n): acme.split(str(n)) for n in range(40)}
+    assert {row.split for row in rows} == {TRAIN, HELD_OUT}
+    assert imported(store, settings, conversations) == rows, "again, and nothing changes"
+    # Another target may have the same file, under ids of its own.
+    other = load_settings(settings.data_dir, ACME | {"target.name": "other"})
+    assert not {row.id for row in imported(store, other, conversations)} & {row.id for row in rows}
+    with read_session(store) as session:
+        assert list_cycles(session) == []
+    store.dispose()
+
+
+def test_a_cycle_that_is_over_is_followed_by_another_one(settings: Settings) -> None:
+    store = open_store(settings.store_url)
+    with write_session(store) as session:
+        first = find_cycle(session, settings, "tiny", at=NOW)
+        assert find_cycle(session, settings, "tiny", at=NOW) == first
+        second = find_cycle(session, settings, "tiny", at=NOW, rejects=lambda cycle: cycle.id == first.id)
+        assert second.id != first.id
+    store.dispose()
