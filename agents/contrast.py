@@ -5,8 +5,15 @@ For one run and one capability c, over successful (D+) and failed (D-) trajector
     ER+(c) = #LACKING in D+ / #not-NA in D+        ER-(c) = #LACKING in D- / #not-NA in D-
     delta(c) = ER- - ER+                           Cov(c) = #LACKING in D- / |D-|
 
+Across tasks, delta also measures which tasks are hard: a capability that only hard tasks need is lacking in failures
+whether the agent has it or not. So where at least ``MIN_MIXED`` tasks have both successes and failures, delta(c) is the
+Mantel-Haenszel difference of the error rates within these tasks (Greenland and Robins 1985). With m needed and l
+lacking in a task, it is the sum of (l- m+ - l+ m-) / (m- + m+) over the sum of m- m+ / (m- + m+). Cov(c) stays the
+share of all failures.
+
 Counts are integers and rates exact fractions; an empty denominator gives None, never 0. Only trajectories with the
-outcome success or failure count. ``intervals`` gives percentile bootstrap intervals of both figures.
+outcome success or failure count. ``intervals`` gives percentile bootstrap intervals of both figures; where delta is
+within tasks, whole tasks are resampled.
 """
 
 from collections import Counter, defaultdict
@@ -29,6 +36,7 @@ DELTA = 0.20
 RHO = 0.10
 CONSISTENCY = 0.8
 MIN_AGREEMENT = 0.4
+MIN_MIXED = 5  # tasks with successes and failures from which on the contrast is within tasks
 RESAMPLES = 2000
 # Bootstrap resamples held in memory at a time.
 CHUNK = 250
@@ -52,16 +60,25 @@ class Counts:
 
 @dataclass(frozen=True)
 class Contrast:
-    """The counts of one capability in one labelling run."""
+    """The counts of one capability in one labelling run.
+
+    Attributes:
+        is_within_tasks: Whether the gap is that within tasks.
+        gap_within_tasks: It; None if no task has a success and a failure that needed the capability.
+    """
 
     capability: str
     run: int
     success: Counts
     failure: Counts
+    is_within_tasks: bool = False
+    gap_within_tasks: Fraction | None = None
 
     @property
     def delta(self) -> Fraction | None:
-        """The contrastive gap, ER- minus ER+; None if no trajectory of one side needed the capability."""
+        """The contrastive gap; across tasks ER- minus ER+, None if no trajectory of one side needed the capability."""
+        if self.is_within_tasks:
+            return self.gap_within_tasks
         low, high = self.success.error_rate, self.failure.error_rate
         return None if low is None or high is None else high - low
 
@@ -94,8 +111,27 @@ class Retained:
     agreement: Fraction | None
 
 
-def contrast(labels: Sequence[Label], outcomes: Mapping[str, Outcome]) -> list[Contrast]:
+def mixed_tasks(outcomes: Mapping[str, Outcome], tasks: Mapping[str, str]) -> set[str]:
+    """Return the tasks with successes and failures; ``tasks`` has the task of each trajectory."""
+    sides: dict[str, set[Outcome]] = defaultdict(set)
+    for key, outcome in outcomes.items():
+        if outcome.is_judged and key in tasks:
+            sides[tasks[key]].add(outcome)
+    return {task for task, task_outcomes in sides.items() if len(task_outcomes) > 1}
+
+
+def strata(outcomes: Mapping[str, Outcome], tasks: Mapping[str, str]) -> Mapping[str, str]:
+    """Return the task of each trajectory if the contrast is within tasks, else nothing."""
+    return tasks if len(mixed_tasks(outcomes, tasks)) >= MIN_MIXED else {}
+
+
+def contrast(
+    labels: Sequence[Label], outcomes: Mapping[str, Outcome], *, tasks: Mapping[str, str] | None = None
+) -> list[Contrast]:
     """Return the contrast of every capability in one run's labels, sorted by name.
+
+    Args:
+        tasks: The task of each trajectory; without it the contrast is across tasks.
 
     Raises:
         LabelTableError: the labels belong to several runs, or the table is incomplete.
@@ -107,10 +143,13 @@ def contrast(labels: Sequence[Label], outcomes: Mapping[str, Outcome]) -> list[C
         )
     table = _table(labels, outcomes)
     judged_ids = {key for key, outcome in outcomes.items() if outcome.is_judged}
-    return [
-        Contrast(capability, run, *_side_counts({key: row[key] for key in row.keys() & judged_ids}, outcomes))
-        for (capability, run), row in sorted(table.items())
-    ]
+    by_task = strata(outcomes, tasks or {})
+    contrasts = []
+    for (capability, run), row in sorted(table.items()):
+        judged_row = {key: row[key] for key in row.keys() & judged_ids}
+        gap = _gap_within_tasks(judged_row, outcomes, by_task) if by_task else None
+        contrasts.append(Contrast(capability, run, *_side_counts(judged_row, outcomes), bool(by_task), gap))
+    return contrasts
 
 
 def retained(
@@ -121,6 +160,7 @@ def retained(
     consistency: float = CONSISTENCY,
     *,
     min_agreement: float = MIN_AGREEMENT,
+    tasks: Mapping[str, str] | None = None,
 ) -> list[Retained]:
     """Return the capabilities that pass in at least the share ``consistency`` of the runs, largest mean gap first.
 
@@ -131,7 +171,7 @@ def retained(
         by_run[label.run].append(label)
     by_capability: dict[str, list[Contrast]] = defaultdict(list)
     for run in sorted(by_run):
-        for entry in contrast(by_run[run], outcomes):
+        for entry in contrast(by_run[run], outcomes, tasks=tasks):
             by_capability[entry.capability].append(entry)
     judged_labels = [label for label in labels if outcomes[label.trajectory_id].is_judged]
     results = []
@@ -217,6 +257,23 @@ def _side_counts(row: Mapping[str, Verdict], outcomes: Mapping[str, Outcome]) ->
     return side(Outcome.SUCCESS), side(Outcome.FAILURE)
 
 
+def _gap_within_tasks(
+    row: Mapping[str, Verdict], outcomes: Mapping[str, Outcome], tasks: Mapping[str, str]
+) -> Fraction | None:
+    """Return the Mantel-Haenszel difference of the error rates of failures and successes of the same task."""
+    rows: dict[str, dict[str, Verdict]] = defaultdict(dict)
+    for key, verdict in row.items():
+        rows[tasks[key]][key] = verdict
+    difference = weight = Fraction(0)
+    for task_row in rows.values():
+        success, failure = _side_counts(task_row, outcomes)
+        if success.needed and failure.needed:
+            total = success.needed + failure.needed
+            difference += Fraction(failure.lacking * success.needed - success.lacking * failure.needed, total)
+            weight += Fraction(failure.needed * success.needed, total)
+    return difference / weight if weight else None
+
+
 @dataclass(frozen=True)
 class Intervals:
     """Bootstrap intervals of one capability's mean gap and mean coverage; None where the figure is undefined."""
@@ -225,10 +282,13 @@ class Intervals:
     coverage: Interval | None
 
 
-def intervals(labels: Sequence[Label], outcomes: Mapping[str, Outcome], seed: int) -> dict[str, Intervals]:
+def intervals(
+    labels: Sequence[Label], outcomes: Mapping[str, Outcome], seed: int, *, tasks: Mapping[str, str] | None = None
+) -> dict[str, Intervals]:
     """Return the percentile bootstrap intervals of every labelled capability.
 
-    Successes and failures are resampled separately; for each figure, resamples that do not define it are dropped. The
+    Across tasks, successes and failures are resampled separately; within tasks, whole tasks are (``tasks`` as in
+    ``contrast``). For each figure, resamples that do not define it are dropped. The
     result depends on labels, outcomes and seed, not on their order. The labels must form a complete table, which is
     checked by ``contrast`` and not here.
     """
@@ -236,6 +296,8 @@ def intervals(labels: Sequence[Label], outcomes: Mapping[str, Outcome], seed: in
     import numpy as np
 
     names = sorted({label.capability for label in labels})
+    if by_task := strata(outcomes, tasks or {}):
+        return _intervals_within_tasks(labels, names, outcomes, by_task, seed)
     success, failure = (_cells(labels, names, outcomes, side) for side in (Outcome.SUCCESS, Outcome.FAILURE))
     estimates = _gap_and_coverage(success.sum(1)[:, None], failure.sum(1)[:, None], failure.shape[1])
     rng = np.random.default_rng(seed)
@@ -253,14 +315,51 @@ def intervals(labels: Sequence[Label], outcomes: Mapping[str, Outcome], seed: in
     }
 
 
+def _intervals_within_tasks(
+    labels: Sequence[Label], names: Sequence[str], outcomes: Mapping[str, Outcome], tasks: Mapping[str, str], seed: int
+) -> dict[str, Intervals]:
+    """Return the intervals of a bootstrap of whole tasks, in which the trials of a task stay together."""
+    import numpy as np
+
+    judged_ids = sorted({label.trajectory_id for label in labels if outcomes[label.trajectory_id].is_judged})
+    units = {task: place for place, task in enumerate(sorted({tasks[key] for key in judged_ids}))}
+    success, failure = (
+        _by_task(_cells(labels, names, outcomes, side), _keys(labels, outcomes, side), tasks, units)
+        for side in (Outcome.SUCCESS, Outcome.FAILURE)
+    )
+    total = failure[0] + success[0]
+    weight = np.divide(failure[0] * success[0], total, out=np.zeros_like(total), where=total > 0)
+    products = failure[1] * success[0] - success[1] * failure[0]
+    difference = np.divide(products, total, out=np.zeros_like(total), where=total > 0)
+    failures = np.zeros(len(units))
+    for key in _keys(labels, outcomes, Outcome.FAILURE):
+        failures[units[tasks[key]]] += 1
+    parts = np.stack([difference, weight, failure[1], np.broadcast_to(failures[:, None, None], total.shape)])
+
+    def figures(multiplicities: "CountArray") -> "tuple[CountArray, CountArray]":
+        sums = [(multiplicities @ part.reshape(len(units), -1)).reshape(-1, *part.shape[1:]) for part in parts]
+        return _mean_of_runs(_rate(sums[0], sums[1])), _mean_of_runs(_rate(sums[2], sums[3]))
+
+    estimates = figures(np.ones((1, len(units))))
+    rng = np.random.default_rng(seed)
+    resamples = [figures(_multiplicities(len(units), rng)) for _ in range(RESAMPLES // CHUNK)]
+    gaps, coverages = (np.concatenate([part[index] for part in resamples]) for index in (0, 1))
+    return {
+        name: Intervals(
+            _percentile_interval(gaps[:, place], estimates[0][0, place]),
+            _percentile_interval(coverages[:, place], estimates[1][0, place]),
+        )
+        for place, name in enumerate(names)
+    }
+
+
 def _cells(
     labels: Sequence[Label], names: Sequence[str], outcomes: Mapping[str, Outcome], side: Outcome
 ) -> "CountArray":
     """Return the label indicators of one side, of shape (needed, lacking) x trajectory x capability x run."""
     import numpy as np
 
-    runs = sorted({label.run for label in labels})
-    keys = sorted({label.trajectory_id for label in labels if outcomes[label.trajectory_id] is side})
+    runs, keys = sorted({label.run for label in labels}), _keys(labels, outcomes, side)
     places = ({key: place for place, key in enumerate(keys_of_axis)} for keys_of_axis in (keys, names, runs))
     row, column, layer = places
     cells = np.zeros((2, len(keys), len(names), len(runs)))
@@ -272,6 +371,31 @@ def _cells(
     return cells
 
 
+def _keys(labels: Sequence[Label], outcomes: Mapping[str, Outcome], side: Outcome) -> list[str]:
+    """Return the ids of the labelled trajectories of one side, in the order of their cells."""
+    return sorted({label.trajectory_id for label in labels if outcomes[label.trajectory_id] is side})
+
+
+def _by_task(
+    cells: "CountArray", keys: Sequence[str], tasks: Mapping[str, str], units: Mapping[str, int]
+) -> "CountArray":
+    """Return the sums of the cells of each task, of shape (needed, lacking) x task x capability x run."""
+    import numpy as np
+
+    sums = np.zeros((cells.shape[0], len(units), *cells.shape[2:]))
+    for place, key in enumerate(keys):
+        sums[:, units[tasks[key]]] += cells[:, place]
+    return sums
+
+
+def _multiplicities(size: int, rng: "np.random.Generator") -> "CountArray":
+    """Return how often each of ``size`` units is drawn in ``CHUNK`` bootstrap resamples, resample x unit."""
+    import numpy as np
+
+    indices = rng.integers(0, size, (CHUNK, size)) + size * np.arange(CHUNK)[:, None]
+    return np.bincount(indices.ravel(), minlength=CHUNK * size).reshape(CHUNK, size).astype(float)
+
+
 def _resampled(cells: "CountArray", rng: "np.random.Generator") -> "CountArray":
     """Return the counts of ``CHUNK`` bootstrap resamples, of shape (needed, lacking) x resample x capability x run."""
     import numpy as np
@@ -279,8 +403,7 @@ def _resampled(cells: "CountArray", rng: "np.random.Generator") -> "CountArray":
     kinds, size, names, runs = cells.shape
     if not size:
         return np.zeros((kinds, CHUNK, names, runs))
-    indices = rng.integers(0, size, (CHUNK, size)) + size * np.arange(CHUNK)[:, None]
-    multiplicities = np.bincount(indices.ravel(), minlength=CHUNK * size).reshape(CHUNK, size).astype(float)
+    multiplicities = _multiplicities(size, rng)
     return np.stack([(multiplicities @ kind.reshape(size, -1)).reshape(CHUNK, names, runs) for kind in cells])
 
 
@@ -288,15 +411,22 @@ def _gap_and_coverage(success: "CountArray", failure: "CountArray", failures: in
     """Return mean gap and mean coverage over the runs, each by resample and capability; NaN if undefined."""
     import numpy as np
 
-    def rate(part: "CountArray", total: "CountArray") -> "CountArray":
-        return np.divide(part, total, out=np.full_like(part, np.nan), where=total > 0)
+    gap = _rate(failure[1], failure[0]) - _rate(success[1], success[0])
+    return _mean_of_runs(gap), _mean_of_runs(_rate(failure[1], np.full_like(failure[1], failures)))
 
-    def mean(values: "CountArray") -> "CountArray":
-        defined = ~np.isnan(values)
-        return rate(np.where(defined, values, 0).sum(-1), defined.sum(-1).astype(float))
 
-    gap = rate(failure[1], failure[0]) - rate(success[1], success[0])
-    return mean(gap), mean(rate(failure[1], np.full_like(failure[1], failures)))
+def _rate(part: "CountArray", total: "CountArray") -> "CountArray":
+    import numpy as np
+
+    return np.divide(part, total, out=np.full_like(part, np.nan), where=total > 0)
+
+
+def _mean_of_runs(values: "CountArray") -> "CountArray":
+    """Return the mean over the last axis of the values that are defined; NaN if none is."""
+    import numpy as np
+
+    defined = ~np.isnan(values)
+    return _rate(np.where(defined, values, 0).sum(-1), defined.sum(-1).astype(float))
 
 
 def _percentile_interval(figures: "CountArray", estimate: float) -> Interval | None:

@@ -15,6 +15,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from agents.analyst.llm.prompting import ProgressCallback
+from agents.contrast import MIN_MIXED
 from sandbox.errors import harmless
 from store.records import Citation, Cycle, FaultRecord, Finding
 from store.repositories.capabilities import list_capabilities
@@ -39,7 +40,7 @@ from traced.pipeline.analyze import (
 from traced.pipeline.analyze import analyze as analyze_stage
 from traced.pipeline.collect import collect as collect_stage
 from traced.pipeline.context import Context, RunningStage
-from traced.pipeline.findings import BUILTIN, AnalysisContext, Comparison, Difference
+from traced.pipeline.findings import BUILTIN, MIXED_TASKS, AnalysisContext, Comparison, Difference
 from traced.pipeline.findings import compare as compare_analysts
 from traced.targets.registry import conversation_target
 
@@ -58,6 +59,7 @@ class AnalysisRecord:
         descriptions: Of the capabilities.
         figures: Of a model.
         outcomes: Successes and failures that were analysed; zeros for an import.
+        mixed_tasks: Tasks with both; None if that was not stored.
     """
 
     descriptions: Mapping[str, str]
@@ -65,6 +67,7 @@ class AnalysisRecord:
     faults: Sequence[FaultRecord]
     figures: Mapping[str, Any]
     outcomes: tuple[int, int] = (0, 0)
+    mixed_tasks: int | None = None
 
     def as_json(self) -> dict[str, Any]:
         """Return citations, faults, left-out trajectories and figures, without those that the analyst does not give."""
@@ -90,7 +93,8 @@ def stored_analysis(settings: Settings, cycle: str) -> AnalysisRecord:
         details = [event.detail for event in list_stage_events(session, cycle) if event.stage == "analyze"]
     outcomes = next(((detail["successes"], detail["failures"]) for detail in details if "successes" in detail), (0, 0))
     figures = next((detail for detail in reversed(details) if MINED_KEY in detail), {})
-    return AnalysisRecord(descriptions, citations, faults, figures, outcomes)
+    mixed_count = next((detail[MIXED_TASKS] for detail in reversed(details) if MIXED_TASKS in detail), None)
+    return AnalysisRecord(descriptions, citations, faults, figures, outcomes, mixed_count)
 
 
 def show_analysis(cycle: str, analyst: str, findings: Sequence[Finding], record: AnalysisRecord) -> None:
@@ -111,7 +115,19 @@ def show_analysis(cycle: str, analyst: str, findings: Sequence[Finding], record:
         ]
         rests = f" Evidence: {_some([f'message {index} of {key[:ID]}' for key, index in places])}." if places else ""
         _say(f"  {name}: {record.descriptions.get(name, '')}{rests}")
+    if findings and record.mixed_tasks is not None:
+        _say(_pairing(record.mixed_tasks))
     _print_figures({**record.figures, "faults": Counter(citation.fault for citation in record.faults)})
+
+
+def _pairing(mixed_count: int) -> str:
+    """Say whether the gaps compare failures with successes of the same tasks."""
+    if mixed_count >= MIN_MIXED:
+        return f"The gaps compare failures with successes of the same task: {mixed_count} tasks have both."
+    return (
+        f"The gaps compare different tasks, which is weaker evidence: {mixed_count} tasks have both successes and "
+        f"failures, {MIN_MIXED} are needed."
+    )
 
 
 def show_comparison(cycle: str, comparison: Comparison) -> None:

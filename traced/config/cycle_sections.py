@@ -43,6 +43,9 @@ class AnalysisSection(Section):
     rho: Share = Field(default=0.10, description="minimum coverage: share of failures with the capability lacking")
     consistency: Share = Field(default=0.80, description="minimum share of the runs in which gap and coverage hold")
     min_agreement: Share = Field(default=0.40, description="minimum agreement between the runs (Krippendorff's alpha)")
+    strict: bool = Field(
+        default=False, description="whether the low end of the gap's interval must reach delta, and not only the gap"
+    )
     production: int = Field(
         default=500, ge=0, description="newest judged production conversations to analyse as well; 0: none"
     )

@@ -24,7 +24,7 @@ from traced.core.errors import StageError
 from traced.ingest.file_import import IMPORTED, cycle_of_imports
 from traced.pipeline.collect import JUDGED_ANEW, collected, production
 from traced.pipeline.context import Context, RunningStage
-from traced.pipeline.findings import AnalysisContext, run_analysis, save_analysis, widest_first
+from traced.pipeline.findings import AnalysisContext, run_analysis, save_analysis, tasks_of, widest_first
 
 
 async def analyze(context: Context) -> list[str]:
@@ -93,17 +93,21 @@ async def _analyze(context: Context, episodes: Sequence[Trajectory], stage: Runn
     with context.write_session() as session:
         # Feedback may have changed an outcome during the labelling. Locking the rows fixes the outcomes of this
         # cycle; what changed before that is left out.
-        current_outcomes = lock_outcomes(session, [trajectory.id for trajectory in selection.trajectories])
+        changeable = trajectories if context.target.is_recorded else selection.trajectories
+        current_outcomes = lock_outcomes(session, [trajectory.id for trajectory in changeable])
         changed = {
-            trajectory.id
-            for trajectory in selection.trajectories
-            if current_outcomes.get(trajectory.id) is not trajectory.outcome
+            trajectory.id for trajectory in changeable if current_outcomes.get(trajectory.id) is not trajectory.outcome
         }
         outcomes = {trajectory.id: trajectory.outcome for trajectory in trajectories if trajectory.id not in changed}
-        save_analysis(session, settings, context.cycle_id, analysis, outcomes)
+        pairing = save_analysis(session, settings, context.cycle_id, analysis, outcomes, tasks=tasks_of(trajectories))
     rejudged = {JUDGED_ANEW: len(changed)} if changed else {}
-    mined_count = len(selection.trajectories) - len(changed)
-    detail = {"episodes": len(episodes), "production": mined_count, "left_out": {**selection.left_out, **rejudged}}
+    episode_count, mined_count = len(episodes), len(selection.trajectories)
+    if context.target.is_recorded:
+        episode_count -= len(changed)
+    else:
+        mined_count -= len(changed)
+    detail = {"episodes": episode_count, "production": mined_count, "left_out": {**selection.left_out, **rejudged}}
+    detail |= pairing
     counts = Counter(outcomes.values())
     detail |= {"successes": counts[Outcome.SUCCESS], "failures": counts[Outcome.FAILURE]}
     return detail | ({"analyst": settings.analysis.analyst} | analysis.figures if analysis.figures else {})
@@ -135,10 +139,10 @@ async def analyze_imported(
                 for trajectory in trajectories
                 if current_outcomes.get(trajectory.id) is trajectory.outcome
             }
-            save_analysis(session, settings, cycle.id, analysis, outcomes)
+            detail = save_analysis(session, settings, cycle.id, analysis, outcomes, tasks=tasks_of(trajectories))
             if analysis.figures:
-                detail = {"analyst": settings.analysis.analyst} | analysis.figures
-                save_stage_event(session, StageEvent(cycle.id, "analyze", StageState.FINISHED, at, None, detail))
+                detail |= {"analyst": settings.analysis.analyst} | analysis.figures
+            save_stage_event(session, StageEvent(cycle.id, "analyze", StageState.FINISHED, at, None, detail))
             set_cycle_state(session, cycle.id, CycleState.FINISHED, at=at)
             findings = list_findings(session, cycle.id)
     return cycle, widest_first(findings)

@@ -7,7 +7,7 @@ of the target named keep their names and texts. Comparing two analysts stores no
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import astuple, dataclass, replace
 from datetime import datetime
@@ -23,7 +23,7 @@ from agents.analyst.llm.analysis import RUNS, Analysis, analyse
 from agents.analyst.llm.analysis import Citation as AnalystCitation
 from agents.analyst.llm.analysis import label as label_with
 from agents.analyst.llm.prompting import ProgressCallback, gather_or_cancel
-from agents.contrast import Contrast, Intervals, agreement, contrast, intervals, retained
+from agents.contrast import Contrast, Intervals, agreement, contrast, intervals, mixed_tasks, retained
 from agents.errors import AgentsError
 from agents.llm.question import Purpose
 from agents.synthesizer.builtin import majority
@@ -47,6 +47,7 @@ CONTEXT = 32_000  # tokens, if neither the settings nor the server state the con
 # Maximum size of a question: a model does not read longer ones better, and a failed one costs more.
 LARGEST = 100_000  # tokens
 EXAMPLES = 5
+MIXED_TASKS = "tasks with both outcomes"  # key in the event of the stage
 
 
 @dataclass(frozen=True)
@@ -128,7 +129,17 @@ def _context(model: "Model") -> int:
 
 def _builtin(trajectories: Sequence[Trajectory], runs: int, seed: int) -> Analysis:
     capabilities = discover(trajectories, seed=seed)
-    return Analysis(capabilities, label_runs(trajectories, capabilities, runs=range(runs), seed=seed))
+    labels = label_runs(trajectories, capabilities, runs=range(runs), seed=seed)
+    return Analysis(capabilities, labels, repeated=_equal_in_all_runs(labels))
+
+
+def _equal_in_all_runs(labels: Sequence[Label]) -> frozenset[str]:
+    """Return the capabilities whose verdicts are the same in every run: a detector repeats itself."""
+    verdicts: dict[tuple[str, str], set[Verdict]] = {}
+    for label in labels:
+        verdicts.setdefault((label.capability, label.trajectory_id), set()).add(label.verdict)
+    varying = {capability for (capability, _), run_verdicts in verdicts.items() if len(run_verdicts) > 1}
+    return frozenset(label.capability for label in labels) - varying
 
 
 def widest_first(findings: Sequence[Finding]) -> list[Finding]:
@@ -139,9 +150,22 @@ def widest_first(findings: Sequence[Finding]) -> list[Finding]:
 
 
 def save_analysis(
-    session: Session, settings: Settings, cycle_id: str, analysis: Analysis, outcomes: Mapping[str, Outcome]
-) -> None:
-    """Store an analysis of the trajectories that have an outcome, and the findings of its contrast."""
+    session: Session,
+    settings: Settings,
+    cycle_id: str,
+    analysis: Analysis,
+    outcomes: Mapping[str, Outcome],
+    *,
+    tasks: Mapping[str, str],
+) -> dict[str, object]:
+    """Store an analysis of the trajectories that have an outcome, and the findings of its contrast.
+
+    Args:
+        tasks: The task of each trajectory.
+
+    Returns:
+        Whether the contrast is within tasks, for the event of the stage.
+    """
     labels = [label for label in analysis.labels if label.trajectory_id in outcomes]
     save_capabilities(session, cycle_id, analysis.capabilities)
     save_labels(session, cycle_id, labels)
@@ -152,7 +176,16 @@ def save_analysis(
     save_faults(session, fault_rows)
     # Citations and faults are kept for all trajectories; the contrast leaves out those that the analysis excluded.
     mined_outcomes = {key: outcome for key, outcome in outcomes.items() if key not in analysis.excluded}
-    save_findings(session, contrast_findings(cycle_id, labels, mined_outcomes, settings.analysis, settings.seed))
+    findings = contrast_findings(
+        cycle_id, labels, mined_outcomes, settings.analysis, settings.seed, tasks=tasks, repeated=analysis.repeated
+    )
+    save_findings(session, findings)
+    return {MIXED_TASKS: len(mixed_tasks(mined_outcomes, tasks))}
+
+
+def tasks_of(trajectories: Sequence[Trajectory]) -> dict[str, str]:
+    """Return the task of each trajectory by its id."""
+    return {trajectory.id: trajectory.task_id for trajectory in trajectories}
 
 
 def _citations(cycle_id: str, citations: Sequence[AnalystCitation]) -> list[Citation]:
@@ -173,31 +206,52 @@ def _citations(cycle_id: str, citations: Sequence[AnalystCitation]) -> list[Cita
 
 
 def contrast_findings(
-    cycle_id: str, labels: Sequence[Label], outcomes: Mapping[str, Outcome], settings: AnalysisSection, seed: int
+    cycle_id: str,
+    labels: Sequence[Label],
+    outcomes: Mapping[str, Outcome],
+    settings: AnalysisSection,
+    seed: int,
+    *,
+    tasks: Mapping[str, str],
+    repeated: Collection[str] = (),
 ) -> list[Finding]:
-    """Return a finding for every labelled capability, retained or not; figures are means over the runs."""
+    """Return a finding for every labelled capability, retained or not; figures are means over the runs.
+
+    Args:
+        tasks: The task of each trajectory.
+        repeated: Capabilities whose runs are repetitions: they count as one run, which agrees with nothing.
+    """
     thresholds = settings.delta, settings.rho, settings.consistency
-    retained_contrasts = retained(labels, outcomes, *thresholds, min_agreement=settings.min_agreement)
+    retained_contrasts = retained(labels, outcomes, *thresholds, min_agreement=settings.min_agreement, tasks=tasks)
     retained_names = {item.capability for item in retained_contrasts}
     by_run: dict[int, list[Label]] = {}
     for label in labels:
         by_run.setdefault(label.run, []).append(label)
     by_capability: dict[str, list[Contrast]] = {}
     for run in sorted(by_run):
-        for run_contrast in contrast(by_run[run], outcomes):
+        for run_contrast in contrast(by_run[run], outcomes, tasks=tasks):
             by_capability.setdefault(run_contrast.capability, []).append(run_contrast)
-    bounds = intervals(labels, outcomes, seed)
+    bounds = intervals(labels, outcomes, seed, tasks=tasks)
+    if settings.strict:
+        lows = {name: interval.delta[0] for name, interval in bounds.items() if interval.delta is not None}
+        retained_names = {name for name in retained_names if lows.get(name, -1.0) >= settings.delta}
     judged_labels = [label for label in labels if outcomes[label.trajectory_id].is_judged]
     findings = [
         _finding(cycle_id, name, contrasts, settings, bounds[name]) for name, contrasts in sorted(by_capability.items())
     ]
     # Agreement is computed on judged trajectories only, as the contrast itself is.
-    return [
+    findings = [
         replace(
             finding,
             retained=finding.capability in retained_names,
             agreement=_real(agreement(judged_labels, finding.capability)),
         )
+        for finding in findings
+    ]
+    return [
+        replace(finding, runs=1, runs_agreeing=min(finding.runs_agreeing, 1), agreement=None)
+        if finding.capability in repeated
+        else finding
         for finding in findings
     ]
 
@@ -302,7 +356,13 @@ def _side(context: AnalysisContext, trajectories: Sequence[Trajectory], analyst:
         trajectory.id: trajectory.outcome for trajectory in trajectories if trajectory.id not in analysis.excluded
     }
     findings = contrast_findings(
-        context.cycle_id, analysis.labels, outcomes, context.settings.analysis, context.settings.seed
+        context.cycle_id,
+        analysis.labels,
+        outcomes,
+        context.settings.analysis,
+        context.settings.seed,
+        tasks=tasks_of(trajectories),
+        repeated=analysis.repeated,
     )
     return Side(analyst, widest_first(findings), sorted(analysis.other_faults), analysis.figures)
 

@@ -37,7 +37,11 @@ class Citation:
 
 @dataclass(frozen=True)
 class Analysis:
-    """The result of an analysis; ``figures`` are counts for the event of the stage."""
+    """The result of an analysis; ``figures`` are counts for the event of the stage.
+
+    Attributes:
+        repeated: The capabilities whose labels depend on nothing that differs between runs.
+    """
 
     capabilities: list[Capability]
     labels: list[Label]
@@ -46,6 +50,7 @@ class Analysis:
     # Trajectories that could not be labelled, with the reason.
     left_out: dict[str, str] = field(default_factory=dict)
     figures: dict[str, object] = field(default_factory=dict)
+    repeated: frozenset[str] = frozenset()
 
     @property
     def other_faults(self) -> set[str]:

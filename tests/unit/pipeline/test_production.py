@@ -182,7 +182,10 @@ async def test_without_production_an_analysis_is_unchanged(context: Context) -> 
     capabilities, labels = selection.capabilities, selection.labels
     assert with_none[1] == sorted(labels, key=lambda item: (item.run, item.capability, item.trajectory_id))
     outcomes = {item.id: item.outcome for item in trajectories}
-    repeated = contrast_findings(CYCLE, labels, outcomes, context.settings.analysis, 0)
+    tasks = analysts.tasks_of(trajectories)
+    repeated = contrast_findings(
+        CYCLE, labels, outcomes, context.settings.analysis, 0, tasks=tasks, repeated=selection.repeated
+    )
     assert sorted(with_none[0], key=lambda item: item.capability) == repeated
     assert len(capabilities) == len(repeated)
 
@@ -198,6 +201,7 @@ async def test_production_is_analysed_beside_the_episodes_once_and_for_good(cont
         "successes": counts[Outcome.SUCCESS],
         "failures": counts[Outcome.FAILURE],
         "left_out": {collect.OTHER_TOOLS: 1},
+        analysts.MIXED_TASKS: 0,
         "retained": [item.capability for item in findings if item.retained],
     }
     assert {f"router-{LATE + n}" for n in range(20)} < {label.trajectory_id for label in labels}

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agents.contrast import Contrast, Counts, agreement, contrast, retained
+from agents.contrast import MIN_MIXED, Contrast, Counts, agreement, contrast, retained
 from agents.errors import LabelTableError
 from store.types import Label, Outcome, Verdict
 
@@ -214,3 +214,64 @@ def test_alpha_is_at_most_one_and_one_only_without_disagreement(units: list[list
     if alpha is not None:
         assert alpha <= 1
         assert (alpha == 1) == all(len(set(unit)) == 1 for unit in units)
+
+
+S, F = Outcome.SUCCESS, Outcome.FAILURE
+# Hard tasks need the capability and are failed; within a task failures and successes lack it alike.
+HARD = [[(S, LACKING), (F, LACKING), (F, LACKING), (F, LACKING)]] * 6
+EASY = [[(S, PRESENT), (S, PRESENT), (S, PRESENT), (F, PRESENT)]] * 6
+
+
+def by_task(tasks: list[list[Row]], run: int = 0) -> tuple[list[Label], dict[str, Outcome], dict[str, str]]:
+    cells = [(task, row) for task, rows_of_task in enumerate(tasks) for row in rows_of_task]
+    labels, outcomes = table([row for _, row in cells], run)
+    return labels, outcomes, {f"t{place}": f"task {task}" for place, (task, _) in enumerate(cells)}
+
+
+def test_a_capability_that_hard_tasks_need_has_no_gap_within_them() -> None:
+    labels, outcomes, tasks = by_task(HARD + EASY)
+    (across,), (paired,) = contrast(labels, outcomes), contrast(labels, outcomes, tasks=tasks)
+    assert across.passes()
+    assert across.delta == Fraction(18, 24) - Fraction(6, 24)
+    assert paired.is_within_tasks
+    assert paired.delta == 0
+    assert not paired.passes()
+    # Coverage is that of all failures, and so are the counts.
+    assert paired.coverage == across.coverage == Fraction(18, 24)
+    assert (paired.success, paired.failure) == (across.success, across.failure)
+    assert retained(labels, outcomes)
+    assert retained(labels, outcomes, tasks=tasks) == []
+
+
+def test_the_gap_within_tasks_computed_by_hand() -> None:
+    """Weights 1/2, 2/3 and 0: a task whose successes did not need the capability says nothing."""
+    tasks = [
+        [(S, PRESENT), (F, LACKING)],
+        [(S, PRESENT), (F, LACKING), (F, PRESENT)],
+        [(S, NA), (F, LACKING)],
+        [(S, NA), (F, NA)],
+        [(S, PRESENT), (F, NA)],
+        [(F, LACKING)] * 3,
+    ]
+    (entry,) = contrast(*by_task(tasks)[:2], tasks=by_task(tasks)[2])
+    assert entry.delta == (Fraction(1, 2) * 1 + Fraction(2, 3) * Fraction(1, 2)) / (Fraction(1, 2) + Fraction(2, 3))
+    (undefined,) = contrast(*by_task([tasks[3]] * 6)[:2], tasks=by_task([tasks[3]] * 6)[2])
+    assert (undefined.is_within_tasks, undefined.delta) == (True, None)
+    assert not undefined.passes(delta=-1.0, rho=0.0)
+
+
+def test_too_few_tasks_with_both_outcomes_are_compared_with_all_others() -> None:
+    labels, outcomes, tasks = by_task(HARD[: MIN_MIXED - 1] + [[(S, PRESENT)]] * 9)
+    assert contrast(labels, outcomes, tasks=tasks) == contrast(labels, outcomes)
+    labels, outcomes, tasks = by_task(HARD[:MIN_MIXED])
+    assert contrast(labels, outcomes, tasks=tasks)[0].is_within_tasks
+
+
+@given(st.lists(st.lists(st.tuples(st.sampled_from([S, F]), st.sampled_from(list(Verdict))), max_size=6), max_size=12))
+def test_the_gap_within_tasks_is_a_mean_of_the_gaps_of_tasks(tasks: list[list[Row]]) -> None:
+    labels, outcomes, task_of = by_task(tasks)
+    for entry in contrast(labels, outcomes, tasks=task_of):
+        if entry.is_within_tasks and entry.delta is not None:
+            gaps = [of(rows_of_task).delta for rows_of_task in tasks if rows_of_task]
+            defined = [gap for gap in gaps if gap is not None]
+            assert min(defined) <= entry.delta <= max(defined)

@@ -101,3 +101,44 @@ def test_the_seed_decides_and_nothing_is_nothing() -> None:
     assert intervals(labels, outcomes, seed=5) == intervals(labels, outcomes, seed=5)
     assert intervals(labels, outcomes, seed=5) != intervals(labels, outcomes, seed=6)
     assert intervals([], {}, seed=0) == {}
+
+
+def test_within_tasks_they_are_those_of_a_slow_bootstrap_of_whole_tasks() -> None:
+    rng = random.Random(2)
+    tasks: list[Cells] = []
+    for _ in range(30):
+        hardness = rng.random()
+        rates = {Outcome.SUCCESS: 0.1 + 0.3 * hardness, Outcome.FAILURE: 0.5 + 0.3 * hardness}
+        sides = [Outcome.FAILURE if rng.random() < hardness else Outcome.SUCCESS for _ in range(4)]
+        tasks.append(
+            [
+                (side, [NA if rng.random() < 0.2 else LACKING if rng.random() < rates[side] else PRESENT] * 2)
+                for side in sides
+            ]
+        )
+
+    def figures(resampled_tasks: list[Cells]) -> tuple[Fraction | None, Fraction | None]:
+        labels, outcomes = table([cell for cells in resampled_tasks for cell in cells])
+        task_of = [str(place) for place, cells in enumerate(resampled_tasks) for _ in cells]
+        tasks_by_id = {f"t{place:02}": task for place, task in enumerate(task_of)}
+        run = [label for label in labels if label.run == 0]
+        (entry,) = contrast(run, outcomes, tasks=tasks_by_id)
+        assert entry.is_within_tasks
+        return entry.delta, entry.coverage
+
+    labels, outcomes = table([cell for cells in tasks for cell in cells])
+    task_of = {
+        f"t{place:02}": str(task) for place, task in enumerate(t for t, cells in enumerate(tasks) for _ in cells)
+    }
+    actual = intervals(labels, outcomes, seed=0, tasks=task_of)["c"]
+    assert actual == intervals(labels, outcomes, seed=0, tasks=task_of)["c"]
+    estimate = figures(tasks)
+    slow = [figures(rng.choices(tasks, k=len(tasks))) for _ in range(600)]
+    for fast, source in ((actual.delta, 0), (actual.coverage, 1)):
+        assert fast is not None
+        values = sorted(float(value) for row in slow if (value := row[source]) is not None)
+        assert fast[0] == pytest.approx(values[15], abs=0.05)
+        assert fast[1] == pytest.approx(values[-16], abs=0.05)
+        point = estimate[source]
+        assert point is not None
+        assert fast[0] <= float(point) <= fast[1]

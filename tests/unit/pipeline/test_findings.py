@@ -1,0 +1,49 @@
+"""Findings of an analysis: what strictness asks for, and runs that only repeat themselves."""
+
+import random
+from collections.abc import Mapping
+
+import pytest
+
+from store.types import Label, Outcome, Verdict
+from traced.config.cycle_sections import AnalysisSection
+from traced.pipeline.findings import _equal_in_all_runs, contrast_findings
+
+RUNS = 5
+
+
+def labels_of(failures: int, *, lacking_count: int, noise: float = 0.0) -> tuple[list[Label], Mapping[str, Outcome]]:
+    """Labels of as many failures, of which some lack the capability, as of successes, which all have it."""
+    rng = random.Random(0)
+    outcomes = {f"f{n:03}": Outcome.FAILURE for n in range(failures)}
+    outcomes |= {f"s{n:03}": Outcome.SUCCESS for n in range(failures)}
+    table = {key: key[0] == "f" and int(key[1:]) < lacking_count for key in outcomes}
+    return [
+        Label(key, "c", run, Verdict.LACKING if is_lacking and rng.random() >= noise else Verdict.PRESENT)
+        for run in range(RUNS)
+        for key, is_lacking in table.items()
+    ], outcomes
+
+
+@pytest.mark.parametrize(("failures", "retained"), [(12, False), (400, True)])
+def test_strictness_asks_for_the_low_end_of_the_gap(failures: int, retained: bool) -> None:
+    labels, outcomes = labels_of(failures, lacking_count=failures // 3)
+    for is_strict in (False, True):
+        (finding,) = contrast_findings("c1", labels, outcomes, AnalysisSection(strict=is_strict), 0, tasks={})
+        assert finding.delta == pytest.approx(1 / 3, abs=0.01)
+        assert finding.delta_low is not None
+        assert finding.retained is (retained if is_strict else True)
+        assert (finding.delta_low >= 0.2) is retained
+
+
+def test_runs_that_repeat_themselves_count_once_and_agree_with_nothing() -> None:
+    labels, outcomes = labels_of(30, lacking_count=20)
+    assert _equal_in_all_runs(labels) == {"c"}
+    (finding,) = contrast_findings("c1", labels, outcomes, AnalysisSection(), 0, tasks={}, repeated={"c"})
+    assert (finding.runs, finding.runs_agreeing, finding.agreement, finding.retained) == (1, 1, None, True)
+    varying, _ = labels_of(30, lacking_count=20, noise=0.1)
+    assert _equal_in_all_runs(varying) == frozenset()
+    (finding,) = contrast_findings("c1", varying, outcomes, AnalysisSection(), 0, tasks={})
+    assert (finding.runs, finding.runs_agreeing) == (RUNS, RUNS)
+    assert finding.agreement is not None
+    assert 0 < finding.agreement < 1
