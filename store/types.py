@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 JsonObject = dict[str, Any]
 Message = JsonObject
 Tool = JsonObject
+INFERRED = "x-inferred"  # mark of a tool whose schema was inferred from recorded calls
 
 
 class Outcome(StrEnum):

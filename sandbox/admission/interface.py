@@ -7,11 +7,13 @@ evidence names the tools that deviate, and the first calls and replies that do.
 import json
 import random
 import re
+from collections.abc import Collection
 
 from sandbox.admission.context import CheckContext, gather_all, with_seed_note
 from sandbox.admission.policies import call, guess, required_arguments, say, tool_name, visible_values
-from sandbox.contract import Message, Task
+from sandbox.contract import Message, Task, Tool
 from sandbox.errors import clipped
+from store.types import INFERRED
 
 JUNK_SEEDS = 6
 
@@ -24,7 +26,9 @@ async def interface(context: CheckContext) -> tuple[bool, dict[str, object]]:
         tools if context.target_tools is None else {tool["function"]["name"]: tool for tool in context.target_tools}
     )
     foreign = sorted(name for name in tools if name not in target_tools)
-    changed = sorted(name for name, tool in tools.items() if name in target_tools and tool != target_tools[name])
+    changed = sorted(
+        name for name, tool in tools.items() if name in target_tools and not is_same_tool(tool, target_tools[name])
+    )
     unanswered = [
         complaint for play in plays for turn in play.turns for complaint in call_complaints(turn.message, turn.replies)
     ]
@@ -38,6 +42,25 @@ async def interface(context: CheckContext) -> tuple[bool, dict[str, object]]:
     elif not context.target_error_examples:
         evidence["error_form"] = "not compared: the target showed no error"
     return bool(tools) and not (foreign or changed or unanswered or odd), evidence
+
+
+def is_same_tool(tool: Tool, target_tool: Tool) -> bool:
+    """Return whether an environment's tool is the target's.
+
+    Marks (keys that begin with "x-") are no part of a definition. The description of a tool whose schema was inferred
+    from recorded calls is not the target's, so that an environment may describe it better.
+    """
+    ignored = {"description"} if target_tool.get(INFERRED) else set()
+    return _definition(tool, ignored) == _definition(target_tool, ignored)
+
+
+def _definition(tool: Tool, ignored: Collection[str]) -> Tool:
+    function = {key: value for key, value in tool["function"].items() if key not in ignored and not _is_mark(key)}
+    return {key: value for key, value in tool.items() if not _is_mark(key)} | {"function": function}
+
+
+def _is_mark(key: str) -> bool:
+    return key.startswith("x-")
 
 
 def call_complaints(message: Message, replies: list[Message]) -> list[str]:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from sandbox.admission import adversaries
 from sandbox.admission.execution import first_difference
 from sandbox.admission.fingerprint import exact, shape
-from sandbox.admission.interface import call_complaints, error_form, junk_messages
+from sandbox.admission.interface import call_complaints, error_form, is_same_tool, junk_messages
 from sandbox.admission.leak import leaks
 from sandbox.admission.policies import FLOOR_POLICIES, PATIENCE, Policy, call, guess, say, visible_values, write_tools
 from sandbox.admission.report import as_text
@@ -242,6 +242,19 @@ def test_an_adversary_is_a_public_function_with_a_docstring_and_a_policys_parame
 )
 def test_error_forms(text: str, form: tuple[str, ...]) -> None:
     assert error_form(text) == form
+
+
+def test_a_mark_is_no_part_of_a_tool_and_an_inferred_description_is_not_the_targets() -> None:
+    parameters = {"type": "object", "properties": {"order": {"type": "string"}}}
+    function = {"name": "ship", "description": "Ship an order.", "parameters": parameters}
+    definition = {"type": "function", "function": function}
+    inferred = {"type": "function", "function": function | {"description": "Inferred from 3 recorded calls."}}
+    assert is_same_tool(definition, definition | {"x-source": "docs"})
+    assert is_same_tool(definition, definition | {"function": function | {"x-order": 1}})
+    assert not is_same_tool(definition, inferred)
+    assert is_same_tool(definition, inferred | {"x-inferred": True})
+    other_parameters = definition | {"function": function | {"parameters": {"type": "object"}}}
+    assert not is_same_tool(other_parameters, inferred | {"x-inferred": True})
 
 
 def test_each_call_needs_exactly_one_answer() -> None:

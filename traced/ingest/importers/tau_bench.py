@@ -15,7 +15,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from store.types import EndCause, Message, Outcome, Tool, Trajectory
+from store.types import INFERRED, EndCause, Message, Outcome, Tool, Trajectory
 from traced.ingest.importers.errors import BadRecord, RecordFormatError
 from traced.ingest.importers.json_file import Record
 from traced.ingest.importers.messages import chat_messages, type_name
@@ -87,7 +87,7 @@ class ToolInference:
         parameters = self._parameters.get(name, infer_schema({}))
         description = f"Inferred from {self._calls[name]} recorded calls."
         function = {"name": name, "description": description, "parameters": parameters}
-        return {"type": "function", "function": function, "x-inferred": True}
+        return {"type": "function", "function": function, INFERRED: True}
 
 
 def infer_schema(value: object) -> Schema:
