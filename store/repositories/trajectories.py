@@ -7,7 +7,7 @@ that no cycle recorded: production or an import.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from typing import Any
 
@@ -90,6 +90,27 @@ def update_outcome(session: Session, trajectory: Trajectory) -> bool:
     if row is None or row.cycle_id is not None or _is_cited(session, trajectory.id):
         return False
     row.outcome, row.reward, row.digest = trajectory.outcome.value, trajectory.reward, _digest(trajectory)
+    session.add(row)
+    session.flush()
+    return True
+
+
+def update_context(session: Session, trajectory: Trajectory) -> bool:
+    """Update messages and tools of a reported trajectory, whose outcome stays.
+
+    Returns:
+        False if the trajectory is not stored, a cycle recorded it, or a label, fault attribution, citation or routing
+            choice refers to it.
+    """
+    # Locked, because an analysis may be about to store labels of this trajectory.
+    row = session.get(TrajectoryRow, trajectory.id, with_for_update=True)
+    if row is None or row.cycle_id is not None or _is_cited(session, trajectory.id):
+        return False
+    toolset_hash = digest(trajectory.tools)
+    insert_new(session, ToolsetRow, [{"hash": toolset_hash, "tools": trajectory.tools}])
+    [current] = get_trajectories(session, [trajectory.id])
+    updated = replace(current, messages=trajectory.messages, tools=trajectory.tools)
+    row.messages, row.toolset_hash, row.digest = trajectory.messages, toolset_hash, _digest(updated)
     session.add(row)
     session.flush()
     return True

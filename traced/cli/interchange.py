@@ -31,6 +31,18 @@ def import_(
         ),
     ] = None,
     agent: Annotated[str, typer.Option("--agent", help="Name of the recorded agent.")] = "recorded",
+    tools: Annotated[
+        Path | None,
+        typer.Option("--tools", help="JSON list of the agent's tools, where traces lack them.", show_default=False),
+    ] = None,
+    system: Annotated[
+        Path | None,
+        typer.Option("--system", help="Text of the system prompt, where traces lack it.", show_default=False),
+    ] = None,
+    policy: Annotated[
+        Path | None,
+        typer.Option("--policy", help="Text of the policy, where system prompts lack it.", show_default=False),
+    ] = None,
     score: Annotated[
         str | None,
         typer.Option(
@@ -59,7 +71,7 @@ def import_(
     if strict and skip_bad:
         raise typer.BadParameter("cannot be combined with --skip-bad", param_hint="--strict")
     settings = read_settings(data_dir, overrides)
-    request = ImportRequest(file, kind, agent, score, strict, from_start)
+    request = ImportRequest(file, kind, agent, score, strict, from_start, tools, system, policy)
     store = open_store(settings.store_url)
     try:
         with progress.status(f"Importing {file}") as status:
@@ -89,6 +101,7 @@ def _print(file: Path, result: ImportResult, as_json: bool) -> None:
         return
     outcomes = ", ".join(f"{count} {outcome}" for outcome, count in sorted(result.outcomes.items()))
     judged_text = f", {result.judged} outcomes set by the rules" if result.judged else ""
+    judged_text += f", {result.completed} stored ones with new tools or prompts" if result.completed else ""
     passed = f", {result.passed} records without a model call" if result.passed else ""
     console.print(
         f"Trajectories from {file} ({result.source}): {outcomes}; "

@@ -29,10 +29,12 @@ from store.repositories.trajectories import (
     is_stored,
     iterate_ids,
     save_trajectories,
+    update_context,
     update_outcome,
 )
 from store.types import Outcome, Trajectory
 from traced.config.settings import Settings
+from traced.ingest.agent_context import read_agent_context
 from traced.ingest.import_ledger import Counts, Ledger
 from traced.ingest.importers.errors import NoTrajectories, UnknownFormat
 from traced.ingest.importers.formats import FORMATS, detect_format, format_of
@@ -75,6 +77,8 @@ class ImportRequest:
         score: The name of the only score that decides the outcome; None for all scores.
         strict: Whether one bad record stops the import before anything is stored.
         from_start: Whether to discard the progress of an unfinished import of the file.
+        tools: A file with the tool definitions of the agent, ``system`` with its system prompt and ``policy`` with its
+            policy, for what the traces lack (``traced.ingest.agent_context``).
     """
 
     path: Path
@@ -83,6 +87,9 @@ class ImportRequest:
     score: str | None = None
     strict: bool = False
     from_start: bool = False
+    tools: Path | None = None
+    system: Path | None = None
+    policy: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -92,7 +99,8 @@ class ImportResult:
     ``cycle`` is the cycle of all imports from this source and agent; None for a recorded target. ``added``, ``known``
     (stored before) and ``replaced`` (stored before, with another outcome now) count trajectories; ``judged`` counts
     those that got their outcome from the rules. ``passed`` counts valid records without a model call, ``bad`` the
-    invalid ones; ``skipped`` has the messages of the first bad records.
+    invalid ones; ``skipped`` has the messages of the first bad records. ``completed`` counts those of the stored ones
+    that got other tools or prompts.
     """
 
     cycle: str | None
@@ -107,6 +115,7 @@ class ImportResult:
     resumed: bool
     skipped: list[str] = field(default_factory=list)
     judged: int = 0
+    completed: int = 0
 
 
 def import_file(
@@ -132,6 +141,8 @@ def import_file(
     redaction = [serving.redact, serving.redact_fields]
     target = conversation_target(settings)
     owner = None if target.held_out is None else target
+    redactor = Redactor(*redaction)
+    agent = read_agent_context(redactor, tools=request.tools, system=request.system, policy=request.policy)
     options = {
         "format": format_name,
         "agent": request.agent,
@@ -139,6 +150,7 @@ def import_file(
         "redact": redaction,
         "store": _store_key(store),
         **({"target": owner.name} if owner else {}),
+        **({"context": agent.digest} if agent.digest else {}),
     }
     rules = read_rules(Path(settings.outcomes.rules)) if settings.outcomes.rules else None
     # An unreadable file raises an error here, before the ledger creates files.
@@ -152,7 +164,7 @@ def import_file(
             path=path,
             agent=request.agent,
             scratch=ledger.scratch,
-            redactor=Redactor(*redaction),
+            redactor=redactor,
             labels=Labels(serving.success_labels, serving.failure_labels),
             score=request.score,
             strict=request.strict,
@@ -161,9 +173,10 @@ def import_file(
         try:
             steps = FORMATS[format_name](job, ledger.resume_point)
             for batch, resume_point in _batches(steps, ledger, format_name, strict=request.strict):
-                own_batch = [_of_target(trajectory, owner) for trajectory in batch] if owner else batch
+                complete = [agent.added_to(trajectory) for trajectory in batch]
+                own_batch = [_of_target(trajectory, owner) for trajectory in complete] if owner else complete
                 with write_session(store) as session:
-                    _store_batch(session, ledger, own_batch, job.labels, at)
+                    _store_batch(session, ledger, own_batch, job.labels, at, has_context=bool(agent.digest))
                 # The ledger is written after the store's commit. If the process is killed in between, the batch is
                 # stored again, which changes nothing.
                 if resume_point is not None:
@@ -189,7 +202,8 @@ def import_file(
     if rules is not None:
         report = apply_rules(store, rules, source, job.labels, include_judged=False, limit=None, at=at)
         judged_count = sum(report.judged.values())
-    return ImportResult(cycle_id, source, counts.outcomes, *totals, bad_file, resumed, counts.told, judged_count)
+    evidence = (bad_file, resumed, counts.told)
+    return ImportResult(cycle_id, source, counts.outcomes, *totals, *evidence, judged_count, counts.completed)
 
 
 def _of_target(trajectory: Trajectory, owner: ConversationTarget) -> Trajectory:
@@ -244,12 +258,18 @@ def _batches(
     yield batch, None
 
 
-def _store_batch(session: Session, ledger: Ledger, batch: list[Trajectory], labels: Labels, at: datetime) -> None:
+def _store_batch(
+    session: Session, ledger: Ledger, batch: list[Trajectory], labels: Labels, at: datetime, *, has_context: bool
+) -> None:
     counts = ledger.counts
     if not batch:
         return
     result = save_trajectories(session, batch)
     replaced_count = len(result.overwritten) + _apply_source_outcomes(session, batch, labels, at)
+    if has_context:
+        # Stored without it, or with an earlier one; what a cycle has used stays as it was.
+        by_id = {trajectory.id: trajectory for trajectory in batch}
+        counts.completed += sum(update_context(session, by_id[key]) for key in result.rejected)
     counts.added += result.added
     counts.replaced += replaced_count
     counts.known += len(batch) - result.added - replaced_count

@@ -29,7 +29,8 @@ class Counts:
     """The counts of an import; they are stored as JSON in its progress file.
 
     ``outcomes`` counts trajectories by outcome. ``added``, ``known`` (stored before) and ``replaced`` (stored before,
-    with another outcome now) count trajectories. ``good`` (valid, with a model call), ``passed`` (valid, without one)
+    with another outcome now) count trajectories; ``completed`` those of the known ones that got other tools or prompts.
+    ``good`` (valid, with a model call), ``passed`` (valid, without one)
     and ``bad`` count records. ``told`` has the messages of the first bad records.
     """
 
@@ -37,6 +38,7 @@ class Counts:
     added: int = 0
     known: int = 0
     replaced: int = 0
+    completed: int = 0
     good: int = 0
     passed: int = 0
     bad: int = 0
