@@ -175,6 +175,11 @@ class GateResult:
     comparisons: list[PairedDifference]
     rounds: int
 
+    @property
+    def has_target(self) -> bool:
+        """Whether the target was played; one of recorded conversations cannot be."""
+        return any(comparison.name == "target" for comparison in self.comparisons)
+
 
 M = TypeVar("M", bound=Mapping[str, object])
 

@@ -23,7 +23,7 @@ from store.types import GateResult, PairedDifference, Verdict
 from traced.cli.options import Adapter, AsJson, DataDir, Overrides, read_settings
 from traced.cli.output import bounded, console, print_json, write_new_file
 from traced.cli.store_session import store_reader
-from traced.evaluation.figures import gate_remark
+from traced.evaluation.figures import TARGET_NOT_TESTED, gate_remark
 from traced.gateway.canaries import strata
 from traced.prompt_optimization.patches import SHORT_ID_DIGITS, Remedy, find_patch, gates, remedy_text
 from traced.registry.canary import judge
@@ -181,6 +181,8 @@ def _gate(gate: GateRecord) -> Iterator[str]:
     yield f"gate         {gate.result.answer} after {gate.result.rounds} rounds"
     for comparison in gate.result.comparisons:
         yield f"             {comparison_line(comparison)}"
+    if not gate.result.has_target:
+        yield f"             {TARGET_NOT_TESTED}"
 
 
 def _lengths(chain: EvidenceChain) -> Iterator[str]:

@@ -211,6 +211,9 @@ def _nothing_retained(figures: CycleFigures) -> str:
     )
 
 
+TARGET_NOT_TESTED = "target: not tested, recorded conversations cannot be played; a canary or a shadow tests it"
+
+
 def missing_contrast(successes: int, failures: int, kind: str) -> str:
     """Return why conversations of one outcome show no capability, and what to do; "" if there are both or none."""
     if failures and not successes:

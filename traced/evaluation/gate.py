@@ -13,6 +13,7 @@ regression tasks is the smallest loss that they can rule out (``detectable``), b
 ``largest_regression_margin``. A comparison that can show too little is untested after the last round, unless it has
 passed or failed: regression tasks that cannot rule out the largest margin, and a target whose list of tasks cannot
 show a gain of ``target_detectable``. The gate does not require it; environment, canary and replay show the rest.
+A target of recorded conversations cannot be played: its gate has the comparison "environment" alone.
 
 Error control: alpha = 1 - ``level`` is the chance that a comparison passes at its margin, one-sided and over all looks;
 it is spent by ``traced.evaluation.spending``. Requiring all comparisons needs no further correction (intersection-union
@@ -53,6 +54,7 @@ class GatePolicy:
         target_trials: The trials of each of them over all rounds that are not repetitions of one another.
         is_list: Whether the target cannot have more tasks.
         base_success: The success rate that is expected of the base, in 0-1.
+        plays_target: Whether episodes of the target can be played.
     """
 
     level: float = 0.95
@@ -66,6 +68,12 @@ class GatePolicy:
     target_trials: int = 1
     is_list: bool = False
     base_success: float = 0.5
+    plays_target: bool = True
+
+    @property
+    def names(self) -> tuple[ComparisonName, ...]:
+        """Return the comparisons that the gate makes."""
+        return NAMES if self.plays_target else ("environment",)
 
     def interval_level(self, round_number: int) -> float:
         """Return the two-sided confidence level of a round's intervals; each of their ends is a one-sided test."""
@@ -135,7 +143,8 @@ def judge(
         earlier: The previous round's result; its passed and failed comparisons keep their figures.
 
     Raises:
-        GateError: "environment" or "target" is missing, or the round is outside 1..``max_rounds``.
+        GateError: "environment" or the target that can be played is missing, or the round is outside
+            1..``max_rounds``.
     """
     counts = {name: count_pairs(pairs) for name, pairs in evidence.items()}
     return judge_counts(adapter, counts, policy, round_number=round_number, earlier=earlier)
@@ -197,7 +206,7 @@ async def run_gate(
         raise GateError(f"round {first_round} is outside 1..{policy.max_rounds}", hint="raise gate.max_rounds")
     evidence: dict[ComparisonName, Sequence[Pair]] = {}
     result: GateResult | None = None
-    names: Sequence[str] = NAMES
+    names: Sequence[str] = policy.names
     for round_number in range(1, policy.max_rounds + 1):
         for name, pairs in (await gather(round_number, names)).items():
             # Without regression tasks every task exercises the capability; an empty comparison could never pass.
@@ -234,7 +243,7 @@ def exercising_tasks(
 
 
 def _check(evidence: Collection[ComparisonName], policy: GatePolicy, round_number: int) -> None:
-    missing = {"environment", "target"} - set(evidence)
+    missing = set(policy.names) - {"regression"} - set(evidence)
     if missing:
         raise GateError(f"no episodes for the comparison {sorted(missing)[0]!r}", hint="traced evaluate")
     if not 1 <= round_number <= policy.max_rounds:

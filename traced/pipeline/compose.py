@@ -133,7 +133,7 @@ async def compose(context: Context, adapters: Sequence[str], joint_versions: Seq
 
 
 async def _compose(context: Context, adapters: Sequence[str], joint_versions: Sequence[str]) -> list[str]:
-    if not adapters or not context.settings.composition.seeds:
+    if not adapters or not context.settings.composition.seeds or context.target.is_recorded:
         # Recorded too: a checkpoint that claims this stage is compared with the store.
         with context.stage(COMPOSE, TITLE) as stage:
             stage.figure = "nothing to compare"

@@ -9,6 +9,7 @@ so stored episodes of the cycle have it too.
 """
 
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 
 from agents.analyst.builtin import DETECTORS, label
@@ -42,7 +43,8 @@ GATE_SEEDS = TRAINING_SEEDS[1]  # a synthetic environment's gate seeds begin her
 async def gate(context: Context, adapter: str, minimum_rounds: int = 1) -> GateResult:
     """Return a passed gate result after at least ``minimum_rounds`` rounds; raise ``CapabilityError`` otherwise."""
     capability = adapter.partition("@")[0]
-    total = 4 * context.settings.gate.seeds * context.settings.gate.trials * minimum_rounds
+    sources = 1 if context.target.is_recorded else 2
+    total = 2 * sources * context.settings.gate.seeds * context.settings.gate.trials * minimum_rounds
     with context.stage("gate", f"Gate {adapter} ({describe(policy_of(context))[0]})", capability, total) as stage:
         stored_result = stored_gate(context, adapter)
         if stored_result is None or stored_result.rounds < minimum_rounds:
@@ -79,6 +81,8 @@ def _sentence(comparison: PairedDifference) -> str:
 
 def describe(policy: GatePolicy) -> list[str]:
     """Return what the target's tasks can show: a sentence on the target and one on the regression tasks."""
+    if not policy.plays_target:
+        return ["target: recorded conversations cannot be played, so the environment alone is required"]
     tasks, trials = policy.target_tasks, policy.target_trials
     size = f"target: {tasks} tasks" + (f", {trials} trials each" if trials > 1 else "")
     gain = points(policy.detectable(tasks))
@@ -141,6 +145,7 @@ def policy_of(context: Context) -> GatePolicy:
         # Greedy trials of a task may all be the same episode.
         target_trials=trials if gate_temperature(context.target, context.settings) else 1,
         is_list=_is_replayed(context.target, settings),
+        plays_target=not context.target.is_recorded,
         base_success=outcomes.get(Outcome.SUCCESS, 0) / completed if completed else GatePolicy.base_success,
     )
 
@@ -163,7 +168,7 @@ async def compare(
         source_code = get_environment(session, sides.environment).source_code
     async with (
         context.environment_source(source_code) as environment,
-        context.target_source() as target,
+        context.target_source() if policy.plays_target else nullcontext() as target,
     ):
         rounds = _Rounds(context, sides, environment, target, stage)
         try:
@@ -211,7 +216,7 @@ class _Rounds:
     context: Context
     sides: Sides
     environment: EpisodeSource
-    target: EpisodeSource
+    target: EpisodeSource | None  # None if it cannot be played
     stage: RunningStage
     pairs: dict[str, list[Pair]] = field(default_factory=dict)
     exercising: set[str] = field(default_factory=set)  # tasks that are no regression tasks
@@ -222,7 +227,7 @@ class _Rounds:
         if "environment" in names:
             sides = await self._run_sides(self.environment, self._environment_jobs(round_number))
             pairs_by_comparison["environment"] = self._add("environment", pair(*sides))
-        if "target" in names or "regression" in names:
+        if self.target is not None and ("target" in names or "regression" in names):
             sides = await self._run_sides(
                 self.target, round_jobs(self.context.target, round_number, self.context.settings.gate)
             )

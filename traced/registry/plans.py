@@ -12,6 +12,7 @@ from sqlmodel import Session
 
 from store.records import Approval, GateRecord, Promotion, PromotionState
 from store.repositories.promotions import AdapterState, read_adapter_state
+from traced.evaluation.figures import TARGET_NOT_TESTED
 from traced.registry.decision_rules import (
     Action,
     Approve,
@@ -66,7 +67,7 @@ def _gate_lines(gate: GateRecord | None) -> list[str]:
             f"{100 * comparison.difference:+.1f} points [{100 * comparison.low:.1f}, {100 * comparison.high:.1f}] "
             f"on {comparison.seeds} seeds"
         )
-    return lines
+    return lines if gate.result.has_target else [*lines, f"  {TARGET_NOT_TESTED}"]
 
 
 def _effects(state: AdapterState, entries: Sequence[Promotion]) -> list[str]:

@@ -153,8 +153,8 @@ def _no_source(name: str) -> Callable[[User | None], AbstractAsyncContextManager
 def _without_episodes(name: str) -> ConfigError:
     return ConfigError(
         f'no episode of the target {name} can be played: it has recorded conversations only (target.kind = "recorded")',
-        hint="traced analyze, synthesize, admit and train use the conversations; evaluations need a target that can be "
-        'played (target.kind = "file" or "python")',
+        hint="traced analyze, synthesize, admit, train and evaluate use its conversations; the rest needs a target of "
+        'target.kind = "file" or "python"',
     )
 
 

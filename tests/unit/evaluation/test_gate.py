@@ -51,6 +51,25 @@ def test_nothing_observed_is_never_a_pass() -> None:
     assert open_comparisons(result, POLICY) == []
 
 
+def test_a_target_that_cannot_be_played_leaves_the_environment_alone() -> None:
+    policy = replace(POLICY, plays_target=False)
+    with pytest.raises(GateError, match="'target'"):
+        judge("c@v1", {"environment": GOOD}, POLICY, round_number=1)
+    result = judge("c@v1", {"environment": GOOD}, policy, round_number=1)
+    assert (result.answer, result.has_target) == (GateAnswer.PASS, False)
+    assert judge("c@v1", {"environment": WORSE}, policy, round_number=1).answer is GateAnswer.FAIL
+    names_by_round: list[Sequence[str]] = []
+
+    async def gather(round_number: int, names: Sequence[str]) -> Mapping[ComparisonName, Sequence[Pair]]:
+        names_by_round.append(names)
+        return {"environment": EVEN * round_number}
+
+    asyncio.run(run_gate("c@v1", gather, policy))
+    assert {*map(tuple, names_by_round)} == {("environment",)}
+    with pytest.raises(GateError, match="'environment'"):
+        judge("c@v1", {}, policy, round_number=1)
+
+
 def test_environment_must_clear_its_margin_not_only_zero() -> None:
     small_gain = pairs(300, 150, 5550)
     answers = {
