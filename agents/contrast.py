@@ -63,8 +63,9 @@ class Contrast:
     """The counts of one capability in one labelling run.
 
     Attributes:
-        is_within_tasks: Whether the gap is that within tasks.
-        gap_within_tasks: It; None if no task has a success and a failure that needed the capability.
+        is_within_tasks: Whether failures are compared with successes of the same task.
+        gap_within_tasks: The gap of that comparison; None if no task has both a success and a failure that needed the
+            capability.
     """
 
     capability: str
@@ -115,14 +116,14 @@ def mixed_tasks(outcomes: Mapping[str, Outcome], tasks: Mapping[str, str]) -> se
     """Return the tasks with successes and failures; ``tasks`` has the task of each trajectory."""
     sides: dict[str, set[Outcome]] = defaultdict(set)
     for key, outcome in outcomes.items():
-        if outcome.is_judged and key in tasks:
+        if outcome.is_judged:
             sides[tasks[key]].add(outcome)
     return {task for task, task_outcomes in sides.items() if len(task_outcomes) > 1}
 
 
-def strata(outcomes: Mapping[str, Outcome], tasks: Mapping[str, str]) -> Mapping[str, str]:
+def _strata(outcomes: Mapping[str, Outcome], tasks: Mapping[str, str] | None) -> Mapping[str, str]:
     """Return the task of each trajectory if the contrast is within tasks, else nothing."""
-    return tasks if len(mixed_tasks(outcomes, tasks)) >= MIN_MIXED else {}
+    return tasks if tasks and len(mixed_tasks(outcomes, tasks)) >= MIN_MIXED else {}
 
 
 def contrast(
@@ -143,7 +144,7 @@ def contrast(
         )
     table = _table(labels, outcomes)
     judged_ids = {key for key, outcome in outcomes.items() if outcome.is_judged}
-    by_task = strata(outcomes, tasks or {})
+    by_task = _strata(outcomes, tasks)
     contrasts = []
     for (capability, run), row in sorted(table.items()):
         judged_row = {key: row[key] for key in row.keys() & judged_ids}
@@ -288,15 +289,14 @@ def intervals(
     """Return the percentile bootstrap intervals of every labelled capability.
 
     Across tasks, successes and failures are resampled separately; within tasks, whole tasks are (``tasks`` as in
-    ``contrast``). For each figure, resamples that do not define it are dropped. The
-    result depends on labels, outcomes and seed, not on their order. The labels must form a complete table, which is
-    checked by ``contrast`` and not here.
+    ``contrast``). For each figure, resamples that do not define it are dropped. The result depends on labels, outcomes
+    and seed, not on their order. The labels must form a complete table, which is checked by ``contrast`` and not here.
     """
     # Imported here because the API needs only ``agreement`` and should start without numpy.
     import numpy as np
 
     names = sorted({label.capability for label in labels})
-    if by_task := strata(outcomes, tasks or {}):
+    if by_task := _strata(outcomes, tasks):
         return _intervals_within_tasks(labels, names, outcomes, by_task, seed)
     success, failure = (_cells(labels, names, outcomes, side) for side in (Outcome.SUCCESS, Outcome.FAILURE))
     estimates = _gap_and_coverage(success.sum(1)[:, None], failure.sum(1)[:, None], failure.shape[1])
@@ -305,14 +305,7 @@ def intervals(
         _gap_and_coverage(_resampled(success, rng), _resampled(failure, rng), failure.shape[1])
         for _ in range(RESAMPLES // CHUNK)
     ]
-    gaps, coverages = (np.concatenate([part[index] for part in resamples]) for index in (0, 1))
-    return {
-        name: Intervals(
-            _percentile_interval(gaps[:, place], estimates[0][0, place]),
-            _percentile_interval(coverages[:, place], estimates[1][0, place]),
-        )
-        for place, name in enumerate(names)
-    }
+    return _percentile_intervals(names, estimates, resamples)
 
 
 def _intervals_within_tasks(
@@ -343,14 +336,7 @@ def _intervals_within_tasks(
     estimates = figures(np.ones((1, len(units))))
     rng = np.random.default_rng(seed)
     resamples = [figures(_multiplicities(len(units), rng)) for _ in range(RESAMPLES // CHUNK)]
-    gaps, coverages = (np.concatenate([part[index] for part in resamples]) for index in (0, 1))
-    return {
-        name: Intervals(
-            _percentile_interval(gaps[:, place], estimates[0][0, place]),
-            _percentile_interval(coverages[:, place], estimates[1][0, place]),
-        )
-        for place, name in enumerate(names)
-    }
+    return _percentile_intervals(names, estimates, resamples)
 
 
 def _cells(
@@ -427,6 +413,24 @@ def _mean_of_runs(values: "CountArray") -> "CountArray":
 
     defined = ~np.isnan(values)
     return _rate(np.where(defined, values, 0).sum(-1), defined.sum(-1).astype(float))
+
+
+def _percentile_intervals(
+    names: Sequence[str],
+    estimates: "tuple[CountArray, CountArray]",
+    resamples: "Sequence[tuple[CountArray, CountArray]]",
+) -> dict[str, Intervals]:
+    """Return the intervals of gap and coverage of each capability, from its figures in all resamples."""
+    import numpy as np
+
+    gaps, coverages = (np.concatenate([part[index] for part in resamples]) for index in (0, 1))
+    return {
+        name: Intervals(
+            _percentile_interval(gaps[:, place], estimates[0][0, place]),
+            _percentile_interval(coverages[:, place], estimates[1][0, place]),
+        )
+        for place, name in enumerate(names)
+    }
 
 
 def _percentile_interval(figures: "CountArray", estimate: float) -> Interval | None:

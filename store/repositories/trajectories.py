@@ -85,9 +85,8 @@ def update_outcome(session: Session, trajectory: Trajectory) -> bool:
         False if the trajectory is not stored, a cycle recorded it, or a label, fault attribution, citation or routing
             choice refers to it.
     """
-    # Locked, because an analysis may be about to store labels of this trajectory.
-    row = session.get(TrajectoryRow, trajectory.id, with_for_update=True)
-    if row is None or row.cycle_id is not None or _is_cited(session, trajectory.id):
+    row = _unused_row(session, trajectory.id)
+    if row is None:
         return False
     row.outcome, row.reward, row.digest = trajectory.outcome.value, trajectory.reward, _digest(trajectory)
     session.add(row)
@@ -102,9 +101,8 @@ def update_context(session: Session, trajectory: Trajectory) -> bool:
         False if the trajectory is not stored, a cycle recorded it, or a label, fault attribution, citation or routing
             choice refers to it.
     """
-    # Locked, because an analysis may be about to store labels of this trajectory.
-    row = session.get(TrajectoryRow, trajectory.id, with_for_update=True)
-    if row is None or row.cycle_id is not None or _is_cited(session, trajectory.id):
+    row = _unused_row(session, trajectory.id)
+    if row is None:
         return False
     toolset_hash = digest(trajectory.tools)
     insert_new(session, ToolsetRow, [{"hash": toolset_hash, "tools": trajectory.tools}])
@@ -123,9 +121,8 @@ def delete_reported(session: Session, trajectory_id: str) -> bool:
         False if the trajectory is not stored, a cycle recorded it, or a label, fault attribution, citation or routing
             choice refers to it.
     """
-    # Locked, because an analysis may be about to store labels of this trajectory.
-    row = session.get(TrajectoryRow, trajectory_id, with_for_update=True)
-    if row is None or row.cycle_id is not None or _is_cited(session, trajectory_id):
+    row = _unused_row(session, trajectory_id)
+    if row is None:
         return False
     session.expunge(row)
     session.execute(delete(FeedbackRow).where(col(FeedbackRow.conversation_id) == trajectory_id))
@@ -380,6 +377,15 @@ def _stored_digests(session: Session, ids: Sequence[str]) -> dict[str, tuple[str
 
 def _digest(trajectory: Trajectory) -> str:
     return digest({key: value for key, value in vars(trajectory).items() if key != "turns"})
+
+
+def _unused_row(session: Session, trajectory_id: str) -> TrajectoryRow | None:
+    """Return the row of a reported trajectory that no evidence refers to, None if it is none.
+
+    The row is locked, because an analysis may be about to store labels of the trajectory.
+    """
+    row = session.get(TrajectoryRow, trajectory_id, with_for_update=True)
+    return None if row is None or row.cycle_id is not None or _is_cited(session, trajectory_id) else row
 
 
 def _is_cited(session: Session, trajectory_id: str) -> bool:

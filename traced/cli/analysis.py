@@ -42,7 +42,7 @@ from traced.pipeline.collect import collect as collect_stage
 from traced.pipeline.context import Context, RunningStage
 from traced.pipeline.findings import BUILTIN, MIXED_TASKS, AnalysisContext, Comparison, Difference
 from traced.pipeline.findings import compare as compare_analysts
-from traced.targets.registry import conversation_target
+from traced.targets.conversation_target import conversation_target
 
 ID = 16  # printed characters of a trajectory's id
 SOME = 3
@@ -270,7 +270,7 @@ def analyze(
         else:
             show_comparison(cycle, comparison)
         return
-    if conversation_target(settings).held_out is not None:
+    if conversation_target(settings).is_recorded:
         cycle, findings = _of_conversations(settings)
     else:
         cycle, findings = _imported(settings) or _collected(settings)
@@ -351,7 +351,7 @@ def _run_comparison(settings: Settings, analysts: Sequence[str]) -> tuple[str, C
         context.progress.finish(stage.key)
         return context.cycle_id, comparison
 
-    latest_import = _newest_import(settings)
+    latest_import = None if conversation_target(settings).is_recorded else _newest_import(settings)
     if latest_import is None:
         return on_cycle(settings, work, finder=collected_alike)
     with opened_store(settings) as store:

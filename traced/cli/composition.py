@@ -17,7 +17,7 @@ from traced.pipeline.mixture import mixture
 from traced.pipeline.preflight import check_cycle
 from traced.pipeline.report import gather
 from traced.pipeline.train import train
-from traced.targets.registry import conversation_target
+from traced.targets.conversation_target import conversation_target
 
 
 def compose(
@@ -40,7 +40,7 @@ def compose(
     for name, reason in failed.items():
         console.print(f"{name} failed: {reason}", highlight=False)
     if composition is None:
-        is_recorded = conversation_target(settings).held_out is not None
+        is_recorded = conversation_target(settings).is_recorded
         reason = "recorded conversations cannot be played" if is_recorded else "composition.seeds is 0"
         console.print(f"Nothing was compared: {reason}, so a router decides.", highlight=False)
         return

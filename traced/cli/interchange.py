@@ -101,7 +101,8 @@ def _print(file: Path, result: ImportResult, as_json: bool) -> None:
         return
     outcomes = ", ".join(f"{count} {outcome}" for outcome, count in sorted(result.outcomes.items()))
     judged_text = f", {result.judged} outcomes set by the rules" if result.judged else ""
-    judged_text += f", {result.completed} stored ones with new tools or prompts" if result.completed else ""
+    judged_text += f", {result.completed} known ones with new tools or prompts" if result.completed else ""
+    judged_text += f", {result.in_use} known ones unchanged because a cycle has used them" if result.in_use else ""
     passed = f", {result.passed} records without a model call" if result.passed else ""
     console.print(
         f"Trajectories from {file} ({result.source}): {outcomes}; "

@@ -41,7 +41,7 @@ from traced.pipeline.optimize_prompt import optimize_prompt as optimize_prompt_s
 from traced.pipeline.preflight import check_cycle
 from traced.pipeline.synthesize import synthesize as synthesize_stage
 from traced.pipeline.train import train as train_stage
-from traced.targets.registry import conversation_target
+from traced.targets.conversation_target import conversation_target
 
 Capabilities = Annotated[
     list[str] | None,
@@ -83,7 +83,7 @@ def collect(
     async def work(context: Context) -> dict[str, Any]:
         return {"cycle": context.cycle_id, "success": rate("base", await collect_stage(context))}
 
-    is_recorded = conversation_target(settings).held_out is not None
+    is_recorded = conversation_target(settings).is_recorded
     result = on_cycle(settings, work, create=True, is_over=is_analyzed if is_recorded else None)
     if as_json:
         print_json(result)

@@ -39,7 +39,7 @@ from traced.targets.description import MODEL_USER
 from traced.targets.errors import TargetFault
 from traced.targets.loading import absolute
 from traced.targets.play import SilentUser, gold_play
-from traced.targets.registry import Target, target_names, with_target
+from traced.targets.registry import Target, check_playable, target_names, with_target
 from traced.targets.registry import target as target_of
 
 MARKS = {True: "[green]ok  [/]", False: "[red]FAIL[/]", None: "[dim]--  [/]"}
@@ -129,6 +129,7 @@ def add(
     reason = ""  # why the file was not run
     try:
         loaded = target_of(with_target(settings, name, **table), refresh=True)
+        check_playable(loaded)
         if kind == "file" and not trusted:
             make_folder(settings.data_dir)
             reason = asyncio.run(_begin_task(loaded))

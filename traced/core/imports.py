@@ -1,6 +1,7 @@
-"""Import large packages faster at the start of a process: PyTorch, transformers and PEFT take 4 instead of 6 seconds.
+"""Import large packages faster at the start of a process.
 
-Their modules allocate millions of objects that stay, which the garbage collector would visit again and again.
+PyTorch, transformers and PEFT take 4.6 instead of 6.3 seconds of processor time. Their modules allocate many objects
+that stay, which the garbage collector would visit again and again.
 transformers imports optional packages wherever they are installed, such as scikit-learn for assisted decoding alone.
 
 Not covered: packages that import ``absent`` ones later, and have kept that they are not installed.

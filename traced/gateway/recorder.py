@@ -48,7 +48,7 @@ from traced.processes.parent import follow_parent
 from traced.scoring.evidence import Labels
 from traced.scoring.rule_file import WatchedRules
 from traced.scoring.rules import Rules
-from traced.targets.registry import conversation_target
+from traced.targets.conversation_target import conversation_target
 
 TRAFFIC, RECORDS_LOST = "traffic", "records lost"
 EVENT_INTERVAL_S = 5.0

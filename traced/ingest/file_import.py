@@ -54,8 +54,7 @@ from traced.scoring.evidence import (
 from traced.scoring.rescoring import apply_rules
 from traced.scoring.rule_file import read_rules
 from traced.scoring.rules import Decision
-from traced.targets.conversation_target import ConversationTarget
-from traced.targets.registry import conversation_target
+from traced.targets.conversation_target import ConversationTarget, conversation_target
 
 IMPORTED = "imported"
 # A transaction is committed at this number of trajectories or of bytes.
@@ -99,8 +98,8 @@ class ImportResult:
     ``cycle`` is the cycle of all imports from this source and agent; None for a recorded target. ``added``, ``known``
     (stored before) and ``replaced`` (stored before, with another outcome now) count trajectories; ``judged`` counts
     those that got their outcome from the rules. ``passed`` counts valid records without a model call, ``bad`` the
-    invalid ones; ``skipped`` has the messages of the first bad records. ``completed`` counts those of the stored ones
-    that got other tools or prompts.
+    invalid ones; ``skipped`` has the messages of the first bad records. ``completed`` counts the known ones that got
+    other tools or prompts, ``in_use`` those that did not because a cycle has used them.
     """
 
     cycle: str | None
@@ -116,6 +115,7 @@ class ImportResult:
     skipped: list[str] = field(default_factory=list)
     judged: int = 0
     completed: int = 0
+    in_use: int = 0
 
 
 def import_file(
@@ -140,7 +140,7 @@ def import_file(
     serving = settings.serving
     redaction = [serving.redact, serving.redact_fields]
     target = conversation_target(settings)
-    owner = None if target.held_out is None else target
+    owner = target if target.is_recorded else None
     redactor = Redactor(*redaction)
     agent = read_agent_context(redactor, tools=request.tools, system=request.system, policy=request.policy)
     options = {
@@ -202,8 +202,18 @@ def import_file(
     if rules is not None:
         report = apply_rules(store, rules, source, job.labels, include_judged=False, limit=None, at=at)
         judged_count = sum(report.judged.values())
-    evidence = (bad_file, resumed, counts.told)
-    return ImportResult(cycle_id, source, counts.outcomes, *totals, *evidence, judged_count, counts.completed)
+    return ImportResult(
+        cycle_id,
+        source,
+        counts.outcomes,
+        *totals,
+        bad_file,
+        resumed,
+        counts.told,
+        judged=judged_count,
+        completed=counts.completed,
+        in_use=counts.in_use,
+    )
 
 
 def _of_target(trajectory: Trajectory, owner: ConversationTarget) -> Trajectory:
@@ -269,7 +279,11 @@ def _store_batch(
     if has_context:
         # Stored without it, or with an earlier one; what a cycle has used stays as it was.
         by_id = {trajectory.id: trajectory for trajectory in batch}
-        counts.completed += sum(update_context(session, by_id[key]) for key in result.rejected)
+        unjudged = [key for key in result.overwritten if not by_id[key].outcome.is_judged]
+        updated = [key for key in result.rejected if update_context(session, by_id[key])]
+        counts.completed += len(updated) + len(unjudged)
+        counts.in_use += len(result.rejected) - len(updated)
+        replaced_count -= len(unjudged)
     counts.added += result.added
     counts.replaced += replaced_count
     counts.known += len(batch) - result.added - replaced_count

@@ -29,9 +29,9 @@ class Counts:
     """The counts of an import; they are stored as JSON in its progress file.
 
     ``outcomes`` counts trajectories by outcome. ``added``, ``known`` (stored before) and ``replaced`` (stored before,
-    with another outcome now) count trajectories; ``completed`` those of the known ones that got other tools or prompts.
-    ``good`` (valid, with a model call), ``passed`` (valid, without one)
-    and ``bad`` count records. ``told`` has the messages of the first bad records.
+    with another outcome now) count trajectories; ``completed`` the known ones that got other tools or prompts,
+    ``in_use`` those that did not because a cycle has used them. ``good`` (valid, with a model call), ``passed`` (valid,
+    without one) and ``bad`` count records. ``told`` has the messages of the first bad records.
     """
 
     outcomes: dict[str, int] = field(default_factory=dict)
@@ -39,6 +39,7 @@ class Counts:
     known: int = 0
     replaced: int = 0
     completed: int = 0
+    in_use: int = 0
     good: int = 0
     passed: int = 0
     bad: int = 0

@@ -101,11 +101,9 @@ async def _analyze(context: Context, episodes: Sequence[Trajectory], stage: Runn
         outcomes = {trajectory.id: trajectory.outcome for trajectory in trajectories if trajectory.id not in changed}
         pairing = save_analysis(session, settings, context.cycle_id, analysis, outcomes, tasks=tasks_of(trajectories))
     rejudged = {JUDGED_ANEW: len(changed)} if changed else {}
-    episode_count, mined_count = len(episodes), len(selection.trajectories)
-    if context.target.is_recorded:
-        episode_count -= len(changed)
-    else:
-        mined_count -= len(changed)
+    episode_count, mined_count = (
+        sum(trajectory.id not in changed for trajectory in group) for group in (episodes, selection.trajectories)
+    )
     detail = {"episodes": episode_count, "production": mined_count, "left_out": {**selection.left_out, **rejudged}}
     detail |= pairing
     counts = Counter(outcomes.values())

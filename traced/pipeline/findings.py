@@ -164,7 +164,7 @@ def save_analysis(
         tasks: The task of each trajectory.
 
     Returns:
-        Whether the contrast is within tasks, for the event of the stage.
+        The number of tasks with successes and failures, for the event of the stage.
     """
     labels = [label for label in analysis.labels if label.trajectory_id in outcomes]
     save_capabilities(session, cycle_id, analysis.capabilities)

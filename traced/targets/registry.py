@@ -31,7 +31,7 @@ from traced.config.settings import TARGET_NAME_LENGTH, TARGETS, factory_file, ta
 from traced.core.errors import ConfigError
 from traced.core.ownership import sandbox_owner
 from traced.targets.bundled import BUNDLED, OPENENV, VERIFIERS
-from traced.targets.conversation_target import CONVERSATIONS_ONLY, ConversationTarget
+from traced.targets.conversation_target import CONVERSATIONS_ONLY
 from traced.targets.description import MODEL_USER, Description, Division, divide
 from traced.targets.loading import DEFAULT_STEP_S, file_description, launch, process_description
 from traced.targets.play import SilentUser
@@ -77,14 +77,6 @@ def target(settings: "Settings", *, refresh: bool = False) -> Target:
     return find_target(
         settings.target, settings.data_dir, limits, partial(sandbox_owner, settings.data_dir), refresh=refresh
     )
-
-
-def conversation_target(settings: "Settings") -> ConversationTarget:
-    """Return the target of the settings as that of recorded conversations; raises ``ConfigError``."""
-    section = settings.target
-    if not section.kind and target_table(settings.data_dir, section.name).exists():
-        section = table_of(section, settings.data_dir)
-    return ConversationTarget(section.name, section.held_out if section.kind == CONVERSATIONS_ONLY else None)
 
 
 def check_playable(checked_target: Target) -> None:
@@ -233,6 +225,11 @@ def table_of(section: "TargetSection", data_dir: Path) -> "TargetSection":
             raise ConfigError(
                 f"the target {section.name} is off: {file} names no target.kind, as after a restore",
                 hint=f"read it and remove '# ' from its lines, or traced target add {section.name} ...",
+            )
+        if values["kind"] == CONVERSATIONS_ONLY:
+            raise ConfigError(
+                f"{file} has target.kind = {CONVERSATIONS_ONLY!r}, which starts nothing and is no target to add",
+                hint=f'[target] name = "{section.name}", kind = "{CONVERSATIONS_ONLY}" in traced.toml; delete the file',
             )
     elif section.name in BUNDLED:
         bundled = BUNDLED[section.name]

@@ -82,6 +82,21 @@ def blank(training_job: TrainingJob, iterations: Sequence[int]) -> type[Bandit]:
     return Blank
 
 
+def second_is_best(training_job: TrainingJob, bandit: type[Bandit]) -> type[Bandit]:
+    """Return the bandit in which the second validation succeeds, and no other one."""
+
+    class SecondIsBest(bandit):  # type: ignore[valid-type, misc]
+        validated = 0
+
+        def score(self) -> Score:
+            if self.seed not in training_job.validation:
+                return super().score()
+            type(self).validated += 1
+            return Score(1.0, True) if 32 < type(self).validated <= 64 else Score(0.0, False)
+
+    return SecondIsBest
+
+
 def test_a_collapsed_policy_is_given_up_for_the_best_one_and_learns_again(
     model_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -99,18 +114,7 @@ def test_a_collapsed_policy_is_given_up_for_the_best_one_and_learns_again(
         if metrics["iteration"] == 3:
             trainings.spoil()
 
-    class SecondIsBest(blank(training_job, [4, 5, 6])):  # type: ignore[misc]
-        """The second validation succeeds, and no other one."""
-
-        validated = 0
-
-        def score(self) -> Score:
-            if self.seed not in training_job.validation:
-                return super().score()
-            type(self).validated += 1
-            return Score(1.0, True) if 32 < type(self).validated <= 64 else Score(0.0, False)
-
-    result = train(training_job, on_metric, SecondIsBest)
+    result = train(training_job, on_metric, second_is_best(training_job, blank(training_job, [4, 5, 6])))
     collapsed, restored = rows[3:6], rows[6:]
     assert all(row["mixed_groups"] == 0 and row["grad_norm"] == 0 and row["success"] < 1 for row in collapsed)
     assert all(0.5 < row["entropy"] < 6 for row in collapsed)  # without a kept trajectory
@@ -142,19 +146,8 @@ def test_a_policy_that_gets_worse_with_a_gradient_is_given_up(
     trainings = Trainings(monkeypatch)
     training_job = recovering(model_path, tmp_path / "out")
 
-    class SecondIsBest(Bandit):
-        """The second validation succeeds, and no other one; all groups are as they would be."""
-
-        validated = 0
-
-        def score(self) -> Score:
-            if self.seed not in training_job.validation:
-                return super().score()
-            type(self).validated += 1
-            return Score(1.0, True) if 32 < type(self).validated <= 64 else Score(0.0, False)
-
     rows: list[Metrics] = []
-    result = train(training_job, rows.append, SecondIsBest)
+    result = train(training_job, rows.append, second_is_best(training_job, Bandit))
     assert all(row["mixed_groups"] > 0 for row in rows)
     (recovery,) = Recoveries(training_job).all()
     assert (recovery.iteration, recovery.policy) == (7, 2)

@@ -1,7 +1,7 @@
 """Tools, system prompt and policy that traces lack are added at their import."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 from sqlalchemy import Engine
 
-from store.database import open_store, read_session, write_session
+from store.database import read_session, write_session
 from store.records import Cycle, CycleState
 from store.repositories.capabilities import save_capabilities, save_labels
 from store.repositories.cycles import save_cycle
 from store.repositories.trajectories import list_trajectories
 from store.types import INFERRED, Capability, Label, Outcome, Tool, Trajectory, Verdict
-from traced.config.settings import Settings, load_settings
+from traced.config.settings import Settings
 from traced.ingest.agent_context import AgentContext, read_agent_context
 from traced.ingest.file_import import ImportRequest, ImportResult, import_file
 from traced.ingest.importers.errors import UnreadableFile
@@ -32,22 +32,11 @@ def tool(name: str, **changes: Any) -> Tool:
 
 
 @pytest.fixture
-def settings(tmp_path: Path) -> Settings:
-    return load_settings(tmp_path / "data")
-
-
-@pytest.fixture
-def store(settings: Settings) -> Iterator[Engine]:
-    engine = open_store(settings.store_url)
-    yield engine
-    engine.dispose()
-
-
-@pytest.fixture
 def run(tmp_path: Path, store: Engine, settings: Settings) -> Callable[..., ImportResult]:
     path = tmp_path / "traces.jsonl"
     rows = [
         {"id": "bare", "messages": [USER, ANSWER], "reward": 1},
+        {"id": "unjudged", "messages": [USER, ANSWER]},
         {"id": "full", "messages": [SYSTEM, USER, ANSWER], "tools": [tool("track")], "reward": 0},
     ]
     path.write_text("\n".join(map(json.dumps, rows)))
@@ -81,21 +70,23 @@ def test_what_a_trace_lacks_is_added_and_what_it_has_stays(run: Callable[..., Im
 def test_a_later_import_completes_what_no_cycle_has_used(run: Callable[..., ImportResult], store: Engine) -> None:
     first = run()
     first_rows = by_task(store)
-    assert (first.added, first.completed, first_rows["bare"].tools) == (2, 0, [])
+    assert (first.added, first.completed, first_rows["bare"].tools) == (3, 0, [])
     with write_session(store) as session:
         save_cycle(session, Cycle("c1", "openai", "recorded", 0, {}, CycleState.RUNNING, NOW))
         save_capabilities(session, "c1", [Capability("c", *["text"] * 5)])
         save_labels(session, "c1", [Label(first_rows["full"].id, "c", 0, Verdict.NA)])
     second = run("tools", "policy")
     second_rows = by_task(store)
-    assert (second.added, second.known, second.completed) == (0, 2, 1)
+    assert (second.added, second.replaced, second.known) == (0, 0, 3)
+    assert (second.completed, second.in_use) == (2, 1)
+    assert second_rows["unjudged"].tools == second_rows["bare"].tools
     assert second_rows["full"] == first_rows["full"], "it is evidence"
     assert second_rows["bare"].id == first_rows["bare"].id
     assert (second_rows["bare"].outcome, second_rows["bare"].reward) == (Outcome.SUCCESS, 1.0)
     assert second_rows["bare"].tools == [tool("ship"), tool("refund")]
     assert second_rows["bare"].messages[0] == {"role": "system", "content": "Never ship twice."}
     repeated = run("tools", "policy")
-    assert (repeated.added, repeated.known, repeated.completed) == (0, 2, 0)
+    assert (repeated.added, repeated.known, repeated.completed) == (0, 3, 0)
     assert by_task(store) == second_rows
 
 

@@ -2,7 +2,7 @@
 
 import json
 import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from sqlalchemy import Engine
 
-from store.database import open_store, write_session
+from store.database import write_session
 from store.repositories.events import list_events
 from store.repositories.trajectories import iterate_ids, list_trajectories
 from tests.unit.ingest.importers.import_files import EXPORTS, LABELS
@@ -28,18 +28,6 @@ NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
 class Stop(Exception):
     """The process is gone."""
-
-
-@pytest.fixture
-def settings(tmp_path: Path) -> Settings:
-    return load_settings(tmp_path / "data")
-
-
-@pytest.fixture
-def store(settings: Settings) -> Iterator[Engine]:
-    engine = open_store(settings.store_url)
-    yield engine
-    engine.dispose()
 
 
 @pytest.fixture

@@ -12,20 +12,23 @@ from typing import Any
 import pytest
 from sqlalchemy import Engine
 
+from agents.analyst.llm.analysis import Analysis
 from store.database import open_store, read_session, write_session
 from store.records import Cycle, CycleState
-from store.repositories.cycles import list_cycles, save_cycle
-from store.repositories.trajectories import list_trajectories, save_trajectories
+from store.repositories.cycles import list_cycles, list_stage_events, save_cycle
+from store.repositories.trajectories import list_trajectories, save_trajectories, update_outcome
 from store.types import EndCause, Outcome, Trajectory
 from tests.unit.pipeline.contexts import context_with_chain
 from traced.config.settings import Settings, load_settings
 from traced.core.errors import ConfigError, StageError
+from traced.daemon.loop import _quick_checks
 from traced.ingest.file_import import ImportRequest, import_file
-from traced.pipeline.collect import collect, collected, production
+from traced.pipeline import analyze as analyze_module
+from traced.pipeline.collect import JUDGED_ANEW, collect, collected, production
 from traced.pipeline.context import Context
 from traced.pipeline.cycles import find_cycle
-from traced.targets.conversation_target import HELD_OUT, TRAIN, ConversationTarget
-from traced.targets.registry import check_playable, conversation_target, target
+from traced.targets.conversation_target import HELD_OUT, TRAIN, ConversationTarget, conversation_target
+from traced.targets.registry import check_playable, target
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 ACME = {"target.name": "acme", "target.kind": "recorded"}
@@ -52,11 +55,15 @@ def test_a_target_that_can_be_played_gives_its_conversations_no_split(tmp_path: 
     )
 
 
-def test_a_target_that_was_added_as_conversations_has_splits(tmp_path: Path) -> None:
+def test_a_table_of_an_added_target_starts_something(tmp_path: Path) -> None:
     (tmp_path / "targets").mkdir()
-    (tmp_path / "targets" / "acme.toml").write_text('name = "acme"\nkind = "recorded"\nheld_out = 0.125\n')
-    assert conversation_target(load_settings(tmp_path, {"target.name": "acme"})) == ConversationTarget("acme", 0.125)
-    assert target(load_settings(tmp_path, {"target.name": "acme"})).is_recorded
+    (tmp_path / "targets" / "acme.toml").write_text('kind = "recorded"\n')
+    settings = load_settings(tmp_path, {"target.name": "acme"})
+    with pytest.raises(ConfigError, match="starts nothing") as error:
+        target(settings)
+    assert "in traced.toml" in (error.value.hint or "")
+    # The router goes on, whatever a table holds.
+    assert not conversation_target(settings).is_recorded
 
 
 def test_nothing_of_it_can_be_played(tmp_path: Path) -> None:
@@ -134,6 +141,34 @@ async def test_outcomes_of_one_kind_are_not_enough(tmp_path: Path, outcome: Outc
         with pytest.raises(StageError, match="the analysis needs both") as error:
             await collect(context)
         assert "traced import FILE" in (error.value.hint or "")
+
+
+async def test_an_outcome_that_changes_during_the_analysis_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with new_cycle(tmp_path) as context:
+        outcomes = (Outcome.SUCCESS, Outcome.FAILURE)
+        with context.write_session() as session:
+            save_trajectories(session, [conversation(number, outcomes[number % 2]) for number in range(8)])
+
+        async def analysis_meanwhile(*_: Any) -> Analysis:
+            with context.write_session() as session:
+                update_outcome(session, conversation(1, Outcome.SUCCESS))
+            return Analysis([], [])
+
+        monkeypatch.setattr(analyze_module, "run_analysis", analysis_meanwhile)
+        await collect(context)
+        await analyze_module.analyze(context)
+        with context.read_session() as session:
+            details = [event.detail for event in list_stage_events(session, "c2") if event.stage == "analyze"]
+        assert details[-1]["episodes"] == 7
+        assert (details[-1]["successes"], details[-1]["failures"]) == (4, 3)
+        assert details[-1]["left_out"] == {JUDGED_ANEW: 1}
+
+
+def test_the_service_begins_no_cycle_without_episodes(settings: Settings) -> None:
+    with pytest.raises(ConfigError, match="no episode of the target acme can be played"):
+        _quick_checks(settings)
 
 
 @pytest.fixture
