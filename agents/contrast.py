@@ -268,8 +268,8 @@ def _gap_within_tasks(
     difference = weight = Fraction(0)
     for task_row in rows.values():
         success, failure = _side_counts(task_row, outcomes)
-        if success.needed and failure.needed:
-            total = success.needed + failure.needed
+        # A task in which one side did not need the capability adds 0 to both sums.
+        if total := success.needed + failure.needed:
             difference += Fraction(failure.lacking * success.needed - success.lacking * failure.needed, total)
             weight += Fraction(failure.needed * success.needed, total)
     return difference / weight if weight else None

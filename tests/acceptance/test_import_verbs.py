@@ -69,6 +69,7 @@ def test_conversations_of_a_recorded_target_are_analysed_in_a_cycle_of_the_targe
     analyzed = traced("analyze", *options, "--json")
     assert analyzed.code == 0, analyzed.err
     assert analyzed.json["cycle"] == "acme-bundled-0-1"
+    assert "compare different tasks, which is weaker evidence: 0 tasks have both" in traced("analyze", *options).out
     assert traced("analyze", *options, "--json").json == analyzed.json
     collected = traced("collect", *options, "--json")
     assert collected.json["cycle"] == "acme-bundled-0-2"

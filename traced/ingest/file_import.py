@@ -218,13 +218,8 @@ def import_file(
 
 def _of_target(trajectory: Trajectory, owner: ConversationTarget) -> Trajectory:
     """Return an imported trajectory as one of a recorded target; several targets may import the same file."""
-    key = digest([owner.name, trajectory.id])[:32]
-    return replace(
-        trajectory,
-        id=f"{owner.name}-{key}",
-        source=owner.name,
-        split=owner.split(trajectory.task_id),
-    )
+    key = f"{owner.name}-{digest(trajectory.id)[:32]}"
+    return replace(trajectory, id=key, source=owner.name, split=owner.split(trajectory.task_id))
 
 
 def cycle_of_imports(session: Session, settings: Settings, source: str, agent: str, at: datetime) -> Cycle:

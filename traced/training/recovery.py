@@ -173,12 +173,12 @@ def fall(validated: Sequence[Validation], best: Validation) -> str:
     """Return how far the newest validations are below the best one, "" if they are not.
 
     Args:
-        validated: Those of the policies that were not given up, in any order.
+        validated: Those of the policies that were not given up, in any order, ``best`` among them.
         best: The one that the run would go back to.
 
     Source: the module's docstring.
     """
-    last = sorted((v for v in validated if v.policy > best.policy), key=lambda v: v.policy)[-FALLEN:]
+    last = sorted(validated, key=lambda validation: validation.policy)[-FALLEN:]
     if len(last) < FALLEN or not all(_is_far_below(validation, best) for validation in last):
         return ""
     figures = " and ".join(f"{validation.success:.2f}" for validation in last)

@@ -71,8 +71,10 @@ def test_an_import_with_new_trajectories_saves_an_event(run: Any, large_file: Pa
     assert event.detail == {"trajectories": BATCH * 5 // 2, "judged anew": 0, "left out": 3}
 
 
-@pytest.mark.parametrize("change", ["from_start", "agent", "content", "store"])
+@pytest.mark.parametrize("change", ["from_start", "agent", "content", "store", "policy"])
 def test_an_import_starts_over_if_its_progress_is_void(run: Any, large_file: Path, store: Engine, change: str) -> None:
+    policy = large_file.with_name("policy.md")
+    policy.write_text("Be kind.")
     with pytest.raises(Stop):
         run(large_file, stop=True)
     if change == "content":
@@ -80,9 +82,15 @@ def test_an_import_starts_over_if_its_progress_is_void(run: Any, large_file: Pat
     if change == "store":
         with write_session(store) as session:
             session.connection().exec_driver_sql("DELETE FROM trajectories")
-    result = run(large_file, from_start=change == "from_start", agent="other" if change == "agent" else "recorded")
+    options: dict[str, dict[str, Any]] = {
+        "from_start": {"from_start": True},
+        "agent": {"agent": "other"},
+        "policy": {"policy": policy},
+    }
+    result = run(large_file, **options.get(change, {}))
     assert not result.resumed
-    assert result.added == (BATCH * 3 // 2 if change == "from_start" else BATCH * 5 // 2)
+    assert result.added == (BATCH * 3 // 2 if change in ("from_start", "policy") else BATCH * 5 // 2)
+    assert result.completed == (BATCH if change == "policy" else 0)
     assert result.bad_file.read_text().count("\n") == 3
 
 

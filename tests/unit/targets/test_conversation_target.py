@@ -24,7 +24,7 @@ from traced.core.errors import ConfigError, StageError
 from traced.daemon.loop import _quick_checks
 from traced.ingest.file_import import ImportRequest, import_file
 from traced.pipeline import analyze as analyze_module
-from traced.pipeline.collect import JUDGED_ANEW, collect, collected, production
+from traced.pipeline.collect import JUDGED_ANEW, Production, collect, collected, production
 from traced.pipeline.context import Context
 from traced.pipeline.cycles import find_cycle
 from traced.targets.conversation_target import HELD_OUT, TRAIN, ConversationTarget, conversation_target
@@ -120,7 +120,11 @@ async def test_a_collection_has_the_judged_conversations_that_no_adapter_answere
         assert {trajectory.id for trajectory in await collect(context)} == {"acme-1", "acme-2"}
         figure = context.progress.lines["collect"].figure
         assert figure == "1 successes and 1 failures; 1 without an outcome, 1 held out"
-        assert production(context, []).trajectories == []
+        # Recorded before the target was one of conversations: not held out, and not known to be open to use.
+        earlier = conversation(9, Outcome.FAILURE, split="", model="base")
+        with context.write_session() as session:
+            save_trajectories(session, [earlier])
+        assert production(context, [earlier]) == Production()
 
 
 async def test_no_more_conversations_are_collected_than_the_setting_says(tmp_path: Path) -> None:

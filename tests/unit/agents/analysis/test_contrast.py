@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agents.contrast import MIN_MIXED, Contrast, Counts, agreement, contrast, retained
+from agents.contrast import Contrast, Counts, agreement, contrast, retained
 from agents.errors import LabelTableError
 from store.types import Label, Outcome, Verdict
 
@@ -261,9 +261,9 @@ def test_the_gap_within_tasks_computed_by_hand() -> None:
 
 
 def test_too_few_tasks_with_both_outcomes_are_compared_with_all_others() -> None:
-    labels, outcomes, tasks = by_task(HARD[: MIN_MIXED - 1] + [[(S, PRESENT)]] * 9)
+    labels, outcomes, tasks = by_task(HARD[:4] + [[(S, PRESENT)]] * 9)
     assert contrast(labels, outcomes, tasks=tasks) == contrast(labels, outcomes)
-    labels, outcomes, tasks = by_task(HARD[:MIN_MIXED])
+    labels, outcomes, tasks = by_task(HARD[:5])
     assert contrast(labels, outcomes, tasks=tasks)[0].is_within_tasks
 
 
