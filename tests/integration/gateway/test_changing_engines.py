@@ -73,10 +73,11 @@ async def stream_of(gateway: RunningGateway, number: int, started: asyncio.Event
 @pytest.mark.slow
 async def test_engines_are_added_to_a_running_router_and_removed_without_a_lost_request(tmp_path: Path) -> None:
     async with (
-        engine_processes(2, delay_s=1.0) as engines,
+        engine_processes(2, waits_for=str(tmp_path)) as engines,
         running_gateway(tmp_path, engines=0, urls=["store"], live=V1) as gateway,
     ):
         first, second = (engine.url for engine in engines)
+        (tmp_path / "engine 1").touch()
         assert (await ready(gateway))["ready"] is False
         assert (await gateway.ask("base")).status_code == 503
         options = ["--data-dir", str(tmp_path)]
@@ -94,6 +95,7 @@ async def test_engines_are_added_to_a_running_router_and_removed_without_a_lost_
         assert not stream.done()
         late = await asyncio.gather(*(engine_of(gateway, number) for number in range(6)))
         assert set(late) == {"engine 1"}
+        (tmp_path / "engine 0").touch()
         text = await stream
         assert "engine 0" in text
         assert text.endswith("data: [DONE]\n\n")

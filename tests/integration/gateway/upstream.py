@@ -10,10 +10,12 @@ from collections import Counter, defaultdict
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from aiohttp import web
 
+from tests.waiting import eventually_async
 from traced.inference.embedded import anthropic, responses
 
 BASE = "Qwen/some-base"
@@ -64,6 +66,7 @@ class Upstream:
     fixed_text: str = ""  # instead of its signature
     status: int = 200
     delay_s: float = 0.0
+    waits_for: str = ""  # a folder: no answer ends until it has a file named as ``fixed_text``
     routing_delay_s: float = 0.0
     break_after: int | None = None  # pieces of a stream
     stays_open: bool = False  # after the last event of a stream
@@ -261,6 +264,10 @@ class Upstream:
             await asyncio.sleep(30)
         return response
 
+    async def _be_released(self) -> None:
+        if self.waits_for:
+            await eventually_async(Path(self.waits_for, self.fixed_text).exists)
+
     async def _chat(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()
         self.running += 1
@@ -306,6 +313,7 @@ class Upstream:
         number = sum(self.answers.values())
         if body.get("stream"):
             return await self._stream(request, model, number)
+        await self._be_released()
         message = {"role": "assistant", "content": self.fixed_text or f"signed {model}"}
         usage = {"prompt_tokens": 5, "completion_tokens": 3}
         completion = {
@@ -334,6 +342,7 @@ class Upstream:
             choice = {"index": 0, "delta": delta, "finish_reason": "stop" if place + 1 == len(words) else None}
             event = {"id": f"chatcmpl-{number}", "object": "chat.completion.chunk", "created": 1, "model": model}
             await response.write(f"data: {json.dumps({**event, 'choices': [choice]})}\n\n".encode())
+            await self._be_released()
             await asyncio.sleep(self.delay_s)
         await response.write(b"data: [DONE]\n\n")
         return response
