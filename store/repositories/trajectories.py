@@ -275,16 +275,16 @@ def newest_judged_ids(session: Session, source: str, model: str, *, limit: int) 
     return list(session.exec(query.order_by(*order).limit(limit)))
 
 
-def judged_in_split(session: Session, source: str, split: str) -> list[str]:
-    """Return ids of judged trajectories of a split of a source that no adapter answered, in order of the ids."""
-    query = select(TrajectoryRow.id).where(
+def judged_in_split(session: Session, source: str, split: str) -> dict[str, Outcome]:
+    """Return the outcomes of judged trajectories of a split of a source that no adapter answered, by id, in order."""
+    query = select(TrajectoryRow.id, TrajectoryRow.outcome).where(
         TrajectoryRow.source == source,
         TrajectoryRow.split == split,
         col(TrajectoryRow.outcome).in_(JUDGED_OUTCOMES),
         col(TrajectoryRow.model).not_like("%@v%"),
         TrajectoryRow.end_cause != EndCause.SHADOW.value,
     )
-    return list(session.exec(query.order_by(col(TrajectoryRow.id))))
+    return {id_: Outcome(outcome) for id_, outcome in session.exec(query.order_by(col(TrajectoryRow.id)))}
 
 
 def judged_since(

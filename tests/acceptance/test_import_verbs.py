@@ -63,7 +63,7 @@ def test_conversations_of_a_recorded_target_are_analysed_in_a_cycle_of_the_targe
     options = ("--set", "target.name=acme", "--set", "target.kind=recorded", "--set", "target.held_out=0.01")
     missing = traced("analyze", *options)
     assert missing.code != 0
-    assert "have 0 successes and 0 failures; the analysis needs both" in " ".join(missing.err.split())
+    assert "have 0 successes and 0 failures; an analysis needs 5 of each" in " ".join(missing.err.split())
     imported = traced("import", file, *options, "--json").json
     assert (imported["cycle"], imported["source"], imported["added"]) == (None, "acme", 24)
     analyzed = traced("analyze", *options, "--json")
@@ -74,7 +74,9 @@ def test_conversations_of_a_recorded_target_are_analysed_in_a_cycle_of_the_targe
     collected = traced("collect", *options, "--json")
     assert collected.json["cycle"] == "acme-bundled-0-2"
     assert collected.json["success"]["episodes"] == 24
-    demo = traced("demo", *options)
+    demo = traced("demo", "--json", *options)
+    assert demo.json["verdict"] == "No capability was found lacking, so no adapter was trained."
+    demo = traced("demo", "--compare", *options)
     assert "no episode of the target acme can be played" in " ".join(demo.err.split())
 
 

@@ -128,7 +128,8 @@ async def _run(options: DemoOptions, cycle_id: str, progress: Progress, meter: M
 def _cycle(options: DemoOptions) -> Cycle:
     """Return the cycle to work on; with ``compare`` also a finished cycle that was not compared yet."""
     settings = options.settings
-    check_playable(target(settings))
+    if options.compare:
+        check_playable(target(settings))
     model = base_model(settings)
     settings.data_dir.mkdir(parents=True, exist_ok=True)
     store = open_store(settings.store_url)

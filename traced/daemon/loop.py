@@ -75,7 +75,8 @@ from traced.notifications.messages import (
 from traced.pipeline.context import Context
 from traced.processes.job import Executor, FaultAttribution, JobOutcome, Report, ReportKind, attribute_fault, describe
 from traced.registry.decisions import pending_requests
-from traced.targets.registry import check_playable, check_seeds, target
+from traced.targets.conversation_target import conversation_target
+from traced.targets.registry import check_seeds, target
 
 if TYPE_CHECKING:  # imported at run time with the first cycle, because its imports are large
     from traced.pipeline.child_runner import ChildStageRunner
@@ -215,6 +216,7 @@ class CycleLoop:
         settings = self.settings
         try:
             await asyncio.to_thread(_quick_checks, settings)
+            await asyncio.to_thread(self._check_conversations, settings)
             if not await self._check_model(settings, drained):
                 return None
             cycle = await asyncio.to_thread(self._create_cycle, settings, cause)
@@ -238,6 +240,14 @@ class CycleLoop:
                 if cycle.state is not CycleState.WAITING or not _awaits_people(session, cycle):
                     return cycle, ""
         return None, ("" if unfinished else target_state.asked_for or self._requested_cause)
+
+    def _check_conversations(self, settings: Settings) -> None:
+        """Raise ``StageError`` if a cycle of a recorded target has to wait for more conversations."""
+        from traced.pipeline.collect import check_conversations  # as ``_quick_checks``
+
+        if conversation_target(settings).is_recorded:
+            with read_session(self.store) as session:
+                check_conversations(session, settings.target.name)
 
     async def _check_model(self, settings: Settings, drained: "asyncio.Future[Any]") -> bool:
         """Make the checks that load the model, if they are needed; return False if the service drains meanwhile.
@@ -446,9 +456,7 @@ def _quick_checks(settings: Settings) -> None:
     from traced.pipeline.preflight import quick_checks
 
     raise_first(quick_checks(settings))
-    checked_target = target(settings)
-    check_playable(checked_target)
-    check_seeds(checked_target, settings)
+    check_seeds(target(settings), settings)
     check_model(settings)
     base_model(settings)
 

@@ -120,13 +120,14 @@ class CycleFigures:
     """All figures of one cycle.
 
     ``rates`` has the success rates by policy name: FLOOR, BASE, adapter versions, ROUTED and ON_TARGET. It is empty
-    until the cycle has been evaluated.
+    until the cycle has been evaluated, and if episodes of the target cannot be played (``has_episodes``).
     """
 
     cycle_id: str
     target: str
     model: str
     seed: int
+    has_episodes: bool = True
     collected: dict[Outcome, int] = field(default_factory=dict)  # episodes of the base model on the train split
     analysed: dict[str, int] = field(default_factory=dict)  # trajectories by origin; empty until analysed
     findings: list[Finding] = field(default_factory=list)
@@ -197,13 +198,21 @@ def verdict(figures: CycleFigures) -> str:
         endings = [f"{ending.capability} at {ending.stage}: {ending.reason}" for ending in figures.endings]
         reasons = f" ({'; '.join(endings)})" if endings else ""
         return f"No adapter was trained: every retained capability failed at an earlier stage{reasons}."
+    live_names = [adapter.name for adapter in figures.adapters if adapter.is_promoted]
+    if live_names and not figures.has_episodes:
+        return f"{', '.join(live_names)}: promoted on the gate of the environment. {_sentence(TARGET_NOT_TESTED)}"
     return "No adapter was promoted, so no composition was evaluated."
+
+
+def _sentence(text: str) -> str:
+    return f"{text[:1].upper()}{text[1:]}."
 
 
 def _nothing_retained(figures: CycleFigures) -> str:
     successes, failures = (figures.collected.get(outcome, 0) for outcome in (Outcome.SUCCESS, Outcome.FAILURE))
     # Production conversations may have the outcome that the episodes lack.
-    missing = "" if figures.analysed.get(PRODUCTION) else missing_contrast(successes, failures, "collected episodes")
+    kind = "collected episodes" if figures.has_episodes else "conversations"
+    missing = "" if figures.analysed.get(PRODUCTION) else missing_contrast(successes, failures, kind)
     return (
         f"No adapter was trained: {missing}"
         if missing

@@ -34,6 +34,9 @@ from traced.pipeline.episodes import BASE, episodes, first_jobs, model_policy, s
 from traced.pipeline.self_check import SELF_CHECK, self_check
 from traced.rollouts.episodes import EpisodeJob
 from traced.targets.conversation_target import HELD_OUT, TRAIN
+from traced.targets.registry import Target
+
+MIN_OF_EACH_OUTCOME = 5  # judged conversations of each outcome that an analysis of a recorded target needs
 
 
 async def collect(context: Context) -> list[Trajectory]:
@@ -42,13 +45,13 @@ async def collect(context: Context) -> list[Trajectory]:
     For a recorded target: select so many of its judged conversations that are not held out.
 
     Raises:
-        StageError: The recorded target has no successes or no failures yet.
+        StageError: The recorded target has too few successes or failures yet.
     """
     if context.target.is_recorded:
         return _collect_conversations(context)
     jobs = collect_jobs(context)
     temperature = context.settings.collect.temperature
-    title = f"Collect the base model's episodes{trials_text(context.target, jobs)}"
+    title = f"{collection_title(context.target)}{trials_text(context.target, jobs)}"
     with context.stage("collect", title, total=len(jobs)) as stage:
         policy = await model_policy(context, BASE, temperature)
         advance, new_episodes = count_successes(stage), 0
@@ -73,22 +76,48 @@ async def collect(context: Context) -> list[Trajectory]:
 
 def _collect_conversations(context: Context) -> list[Trajectory]:
     name = context.target.name
-    with context.stage("collect", f"Select the recorded conversations of {name}") as stage:
-        trajectories = collected(context)
+    with context.stage("collect", collection_title(context.target)) as stage:
         with context.read_session() as session:
-            unjudged = count_outcomes(session, TrajectoryFilter(source=name, split=TRAIN)).get(Outcome.UNKNOWN, 0)
-            held_out = sum(count_outcomes(session, TrajectoryFilter(source=name, split=HELD_OUT)).values())
+            check_conversations(session, name)
+            unjudged, held_out = _without_outcome(session, name), _held_out(session, name)
+        trajectories = collected(context)
         outcomes = Counter(trajectory.outcome for trajectory in trajectories)
-        numbers = f"{outcomes[Outcome.SUCCESS]} successes and {outcomes[Outcome.FAILURE]} failures"
-        if not outcomes[Outcome.SUCCESS] or not outcomes[Outcome.FAILURE]:
-            raise StageError(
-                f"the conversations of {name} have {numbers}; the analysis needs both "
-                f"({unjudged} without an outcome, {held_out} held out)",
-                hint="traced import FILE for more; outcomes: traced outcomes, or feedback at the router",
-            )
         stage.detail = {"conversations": len(trajectories), "unjudged": unjudged, "held out": held_out}
-        stage.figure = f"{numbers}; {unjudged} without an outcome, {held_out} held out"
+        stage.figure = (
+            f"{outcomes[Outcome.SUCCESS]} successes and {outcomes[Outcome.FAILURE]} failures; "
+            f"{unjudged} without an outcome, {held_out} held out"
+        )
     return trajectories
+
+
+def collection_title(target: Target) -> str:
+    """Return the title of the collection stage."""
+    if target.is_recorded:
+        return f"Select the recorded conversations of {target.name}"
+    return "Collect the base model's episodes"
+
+
+def check_conversations(session: Session, name: str) -> None:
+    """Raise ``StageError`` if a recorded target has too few judged conversations for an analysis."""
+    outcomes = Counter(judged_in_split(session, name, TRAIN).values())
+    counts = {outcome: outcomes[outcome] for outcome in (Outcome.SUCCESS, Outcome.FAILURE)}
+    if min(counts.values()) >= MIN_OF_EACH_OUTCOME:
+        return
+    raise StageError(
+        f"the conversations of {name} have {counts[Outcome.SUCCESS]} successes and {counts[Outcome.FAILURE]} failures;"
+        f" an analysis needs {MIN_OF_EACH_OUTCOME} of each ({_without_outcome(session, name)} without an outcome, "
+        f"{_held_out(session, name)} held out)",
+        hint="record more with traced serve or traced import; outcomes come from feedback at the router, "
+        "from rules (traced outcomes), or from a field of the imported file",
+    )
+
+
+def _without_outcome(session: Session, name: str) -> int:
+    return count_outcomes(session, TrajectoryFilter(source=name, split=TRAIN)).get(Outcome.UNKNOWN, 0)
+
+
+def _held_out(session: Session, name: str) -> int:
+    return sum(count_outcomes(session, TrajectoryFilter(source=name, split=HELD_OUT)).values())
 
 
 def _losses(trajectories: Sequence[Trajectory]) -> str:
@@ -125,7 +154,7 @@ def collected(context: Context) -> list[Trajectory]:
 
 def _sample(context: Context, session: Session) -> list[str]:
     """Return the ids of at most ``collect.episodes`` judged conversations of a recorded target, drawn by the seed."""
-    ids, count = judged_in_split(session, context.target.name, TRAIN), context.settings.collect.episodes
+    ids, count = list(judged_in_split(session, context.target.name, TRAIN)), context.settings.collect.episodes
     return random.Random(f"collect:{context.settings.seed}").sample(ids, count) if len(ids) > count else ids
 
 

@@ -19,7 +19,7 @@ from store.records import RoutingChoice
 from store.repositories.serving import save_routing
 from store.types import Outcome, Trajectory, opening_messages
 from traced.config.settings import Settings
-from traced.evaluation.figures import FLOOR, ON_TARGET, ROUTED, SelfCheck, title_of
+from traced.evaluation.figures import FLOOR, ON_TARGET, ROUTED, TARGET_NOT_TESTED, SelfCheck, title_of
 from traced.evaluation.intervals import Rate, episode_key, rate
 from traced.inference.client import Completion
 from traced.inference.policies import Policy
@@ -65,8 +65,12 @@ def expected_s(seeds: int, adapters: int) -> float:
 async def evaluate(context: Context, promoted_adapters: Sequence[str]) -> None:
     """Play the test split with every policy.
 
-    Where one adapter alone answers for all, its episodes are those of the composition too; see ``pipeline.report``.
+    Where one adapter alone answers for all, its episodes are those of the composition too; see ``pipeline.report``. For
+    a recorded target nothing is played: only the router of its traffic is fitted.
     """
+    if context.target.is_recorded:
+        await _without_episodes(context, promoted_adapters)
+        return
     seeds, adapters = context.settings.test.seeds, routable_adapters(context, promoted_adapters)
     composition = composition_of(context, adapters) if adapters else None
     is_routed = bool(adapters) and (composition is None or bool(composition.router))
@@ -81,6 +85,14 @@ async def evaluate(context: Context, promoted_adapters: Sequence[str]) -> None:
             await check_version(context, name)
         if is_routed:
             await _router_on_test(context, source, composition or Composition(tuple(adapters)))
+
+
+async def _without_episodes(context: Context, promoted_adapters: Sequence[str]) -> None:
+    with context.stage("evaluate", "Fit the router of the traffic") as stage:
+        if adapters := routable_adapters(context, promoted_adapters):
+            serving = next(iter(await routers(context, adapters, publish=True)))
+            stage.figure = f"{serving} over {', '.join(adapters)}; "
+        stage.figure += TARGET_NOT_TESTED
 
 
 async def evaluate_base(context: Context) -> tuple[SelfCheck, list[Rate]]:

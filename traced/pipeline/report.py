@@ -116,6 +116,7 @@ def gather(context: Context) -> CycleFigures:
         target=cycle.target,
         model=cycle.model,
         seed=cycle.seed,
+        has_episodes=not context.target.is_recorded,
         collected=collected,
         analysed=analysed,
         findings=stored_findings(context),

@@ -14,6 +14,7 @@ from traced.core.errors import CycleChanged
 from traced.evaluation.figures import ON_TARGET
 from traced.pipeline import compose
 from traced.pipeline.analyze import stored_findings
+from traced.pipeline.collect import collection_title
 from traced.pipeline.context import Context
 from traced.pipeline.evaluate import EPISODES, TRAINING, TYPICAL_CAPABILITIES, expected_s
 from traced.pipeline.graph import CycleStatus, advance, build_graph, checkpoints
@@ -120,12 +121,13 @@ def _announce(context: Context) -> None:
         _announce_capabilities(context, [finding.capability for finding in findings if finding.retained])
         return
     settings, plan = context.settings, context.progress.plan
-    plan("collect", "Collect the base model's episodes", EXPECTED_S["collect"] * settings.collect.episodes, EPISODES)
+    episodes = 0 if context.target.is_recorded else settings.collect.episodes
+    plan("collect", collection_title(context.target), EXPECTED_S["collect"] * episodes, EPISODES)
     plan("analyze", "Analyze successes against failures", EXPECTED_S["analyze"])
     capability_seconds = sum(_expected_of_capability(settings).values())
     plan(REST, "Environments, adapters and gates", TYPICAL_CAPABILITIES * capability_seconds)
     _plan_composition(context, TYPICAL_CAPABILITIES)
-    plan(TESTS, "Tests", expected_s(settings.test.seeds, TYPICAL_CAPABILITIES), EPISODES)
+    _plan_tests(context, TYPICAL_CAPABILITIES)
 
 
 def _announce_capabilities(context: Context, capabilities: Sequence[str]) -> None:
@@ -144,10 +146,17 @@ def _announce_capabilities(context: Context, capabilities: Sequence[str]) -> Non
     if capabilities:
         if (compose.COMPOSE, None) not in ended_stages:
             _plan_composition(context, len(capabilities))
-        context.progress.plan(TESTS, "Tests", expected_s(context.settings.test.seeds, len(capabilities)), EPISODES)
+        _plan_tests(context, len(capabilities))
+
+
+def _plan_tests(context: Context, adapters: int) -> None:
+    if not context.target.is_recorded:
+        context.progress.plan(TESTS, "Tests", expected_s(context.settings.test.seeds, adapters), EPISODES)
 
 
 def _plan_composition(context: Context, adapters: int) -> None:
+    if context.target.is_recorded:
+        return
     if expected := compose.expected_s(context.settings, adapters):
         context.progress.plan(compose.COMPOSE, compose.TITLE, expected, EPISODES)
 

@@ -100,8 +100,8 @@ def cycle_stages(runner: StageRunner) -> Stages:
         return passed
 
     async def mixture(cycle_id: str, adapters: list[str]) -> list[list[str]]:
-        # A child process would only say that there is nothing to do.
-        if not {*TRAININGS} & {*context.settings.composition.candidates}:
+        # A child process would only say that there is nothing to do. Without episodes nothing compares these versions.
+        if context.target.is_recorded or not {*TRAININGS} & {*context.settings.composition.candidates}:
             return []
         trainings: list[list[str]] = await run("mixture", adapters)
         return trainings

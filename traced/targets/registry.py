@@ -80,7 +80,7 @@ def target(settings: "Settings", *, refresh: bool = False) -> Target:
 
 
 def check_playable(checked_target: Target) -> None:
-    """Raise ``ConfigError`` if no episode of the target can be played, which a whole cycle needs."""
+    """Raise ``ConfigError`` if no episode of the target can be played."""
     if checked_target.is_recorded:
         raise _without_episodes(checked_target.name)
 

@@ -8,12 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from store.database import read_session
+from store.database import read_session, write_session
 from store.records import CycleState
 from store.repositories.events import due_notices
+from store.repositories.trajectories import save_trajectories
+from store.types import Outcome
 from tests.integration.service.place import Place
 from tests.integration.service.scripted import CRASHED, FINISHED
 from tests.unit.store.chain import T0
+from tests.unit.targets.conversations import conversation
 from traced.api.auth import Caller
 from traced.app.service import _on_loop_end
 from traced.client.models import ACTIVITY, WAITS, Reason
@@ -79,6 +82,23 @@ async def test_a_cycle_that_would_have_no_language_model_to_ask_is_refused_to_wh
     assert await place.loop._next_cycle(pending_future()) is None
     assert "the setting llm.model is empty" in place.control.status().target.cannot_begin
     assert place.cycles() == []
+
+
+async def test_a_cycle_of_recorded_conversations_waits_for_them(place: Place) -> None:
+    settings = place.loop.settings
+    changes = {"name": "acme", "kind": "recorded", "held_out": 0.0}
+    acme = settings.model_copy(update={"target": settings.target.model_copy(update=changes)})
+    place.loop.settings = place.control.settings = acme
+    place.control.start(ADA, Reason())
+    assert await place.loop._next_cycle(pending_future()) is None
+    reason = "the conversations of acme have 0 successes and 0 failures; an analysis needs 5 of each"
+    assert place.control.status().target.cannot_begin.startswith(reason)
+    with write_session(place.store) as session:
+        save_trajectories(session, [conversation(number, Outcome.SUCCESS) for number in range(5)])
+        save_trajectories(session, [conversation(number, Outcome.FAILURE) for number in range(5, 10)])
+    cycle = await place.loop._next_cycle(pending_future())
+    assert cycle is not None
+    assert (cycle.target, place.control.status().target.cannot_begin) == ("acme", "")
 
 
 async def test_a_failed_check_of_the_model_blocks_the_beginning_and_the_remedy_is_used(place: Place) -> None:

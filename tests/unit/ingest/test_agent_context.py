@@ -91,7 +91,7 @@ def test_a_later_import_completes_what_no_cycle_has_used(run: Callable[..., Impo
 
 
 def completed(context: AgentContext, tools: list[Tool], *messages: dict[str, str]) -> Trajectory:
-    from tests.unit.targets.test_conversation_target import conversation
+    from tests.unit.targets.conversations import conversation
 
     return context.added_to(conversation(1, Outcome.SUCCESS, tools=tools, messages=list(messages)))
 

@@ -14,19 +14,24 @@ from sqlalchemy import Engine
 
 from agents.analyst.llm.analysis import Analysis
 from store.database import open_store, read_session, write_session
-from store.records import Cycle, CycleState
+from store.records import Cycle, CycleState, Finding
 from store.repositories.cycles import list_cycles, list_stage_events, save_cycle
 from store.repositories.trajectories import list_trajectories, save_trajectories, update_outcome
 from store.types import EndCause, Outcome, Trajectory
 from tests.unit.pipeline.contexts import context_with_chain
+from tests.unit.targets.conversations import conversation
 from traced.config.settings import Settings, load_settings
 from traced.core.errors import ConfigError, StageError
-from traced.daemon.loop import _quick_checks
+from traced.evaluation.figures import TARGET_NOT_TESTED, AdapterFigures, CycleFigures, verdict
 from traced.ingest.file_import import ImportRequest, import_file
 from traced.pipeline import analyze as analyze_module
-from traced.pipeline.collect import JUDGED_ANEW, Production, collect, collected, production
+from traced.pipeline.collect import JUDGED_ANEW, MIN_OF_EACH_OUTCOME, Production, collect, collected, production
 from traced.pipeline.context import Context
 from traced.pipeline.cycles import find_cycle
+from traced.pipeline.evaluate import evaluate
+from traced.pipeline.report import report
+from traced.pipeline.runner import InProcessRunner
+from traced.pipeline.stages import cycle_stages
 from traced.targets.conversation_target import HELD_OUT, TRAIN, ConversationTarget, conversation_target
 from traced.targets.registry import check_playable, target
 
@@ -75,25 +80,6 @@ def test_nothing_of_it_can_be_played(tmp_path: Path) -> None:
         assert "traced analyze" in (error.value.hint or "")
 
 
-def conversation(number: int, outcome: Outcome, **changes: Any) -> Trajectory:
-    values: dict[str, Any] = {
-        "id": f"acme-{number}",
-        "source": "acme",
-        "split": TRAIN,
-        "task_id": str(number),
-        "trial": 0,
-        "model": "agent",
-        "temperature": 0.0,
-        "messages": [{"role": "user", "content": f"order {number}"}, {"role": "assistant", "content": "done"}],
-        "tools": [],
-        "turns": [],
-        "reward": float(outcome is Outcome.SUCCESS),
-        "outcome": outcome,
-        "end_cause": EndCause.IMPORTED,
-    }
-    return Trajectory(**values | changes)
-
-
 @contextmanager
 def new_cycle(folder: Path, **overrides: object) -> Iterator[Context]:
     """The context of a cycle that has analysed nothing."""
@@ -114,12 +100,15 @@ async def test_a_collection_has_the_judged_conversations_that_no_adapter_answere
             conversation(6, Outcome.FAILURE, model="politeness@v1"),
             conversation(7, Outcome.FAILURE, end_cause=EndCause.SHADOW),
             conversation(8, Outcome.INFRASTRUCTURE),
+            *(conversation(number, Outcome.SUCCESS) for number in range(11, 15)),
+            *(conversation(number, Outcome.FAILURE) for number in range(21, 25)),
         ]
         with context.write_session() as session:
             save_trajectories(session, conversations)
-        assert {trajectory.id for trajectory in await collect(context)} == {"acme-1", "acme-2"}
+        numbers = (1, 2, *range(11, 15), *range(21, 25))
+        assert {trajectory.id for trajectory in await collect(context)} == {f"acme-{number}" for number in numbers}
         figure = context.progress.lines["collect"].figure
-        assert figure == "1 successes and 1 failures; 1 without an outcome, 1 held out"
+        assert figure == "5 successes and 5 failures; 1 without an outcome, 1 held out"
         # Recorded before the target was one of conversations: not held out, and not known to be open to use.
         earlier = conversation(9, Outcome.FAILURE, split="", model="base")
         with context.write_session() as session:
@@ -138,13 +127,15 @@ async def test_no_more_conversations_are_collected_than_the_setting_says(tmp_pat
 
 
 @pytest.mark.parametrize("outcome", [Outcome.SUCCESS, Outcome.FAILURE, Outcome.UNKNOWN])
-async def test_outcomes_of_one_kind_are_not_enough(tmp_path: Path, outcome: Outcome) -> None:
+async def test_few_conversations_of_an_outcome_are_not_enough(tmp_path: Path, outcome: Outcome) -> None:
     with new_cycle(tmp_path) as context:
+        opposite = Outcome.SUCCESS if outcome is Outcome.FAILURE else Outcome.FAILURE
+        outcomes = [outcome] * 9 + [opposite] * (MIN_OF_EACH_OUTCOME - 1)
         with context.write_session() as session:
-            save_trajectories(session, [conversation(number, outcome) for number in range(3)])
-        with pytest.raises(StageError, match="the analysis needs both") as error:
+            save_trajectories(session, [conversation(number, outcome) for number, outcome in enumerate(outcomes)])
+        with pytest.raises(StageError, match="an analysis needs 5 of each") as error:
             await collect(context)
-        assert "traced import FILE" in (error.value.hint or "")
+        assert "traced import" in (error.value.hint or "")
 
 
 async def test_an_outcome_that_changes_during_the_analysis_is_left_out(
@@ -153,7 +144,7 @@ async def test_an_outcome_that_changes_during_the_analysis_is_left_out(
     with new_cycle(tmp_path) as context:
         outcomes = (Outcome.SUCCESS, Outcome.FAILURE)
         with context.write_session() as session:
-            save_trajectories(session, [conversation(number, outcomes[number % 2]) for number in range(8)])
+            save_trajectories(session, [conversation(number, outcomes[number % 2]) for number in range(10)])
 
         async def analysis_meanwhile(*_: Any) -> Analysis:
             with context.write_session() as session:
@@ -165,19 +156,30 @@ async def test_an_outcome_that_changes_during_the_analysis_is_left_out(
         await analyze_module.analyze(context)
         with context.read_session() as session:
             details = [event.detail for event in list_stage_events(session, "c2") if event.stage == "analyze"]
-        assert details[-1]["episodes"] == 7
-        assert (details[-1]["successes"], details[-1]["failures"]) == (4, 3)
+        assert details[-1]["episodes"] == 9
+        assert (details[-1]["successes"], details[-1]["failures"]) == (5, 4)
         assert details[-1]["left_out"] == {JUDGED_ANEW: 1}
-
-
-def test_the_service_begins_no_cycle_without_episodes(settings: Settings) -> None:
-    with pytest.raises(ConfigError, match="no episode of the target acme can be played"):
-        _quick_checks(settings)
 
 
 @pytest.fixture
 def settings(tmp_path: Path) -> Settings:
     return load_settings(tmp_path / "data", ACME)
+
+
+async def test_what_needs_episodes_is_left_out_of_its_cycles(tmp_path: Path) -> None:
+    with new_cycle(tmp_path, **{"composition.candidates": ["mixture"]}) as context:
+        assert await cycle_stages(InProcessRunner(context)).mixture("c2", ["politeness@v1"]) == []
+        await evaluate(context, [])
+        assert context.progress.lines["evaluate"].figure == TARGET_NOT_TESTED
+        assert "What was not tested" in (await report(context)).read_text()
+
+
+def test_the_result_of_its_cycle_says_what_was_not_tested() -> None:
+    finding = Finding("c2", "politeness", 0.5, 0.5, 0.0, 0.5, 1, 1, True, {})
+    adapter = AdapterFigures("politeness@v1", "politeness", None, "approved", is_promoted=True, test_rate=None)
+    figures = CycleFigures("c2", "acme", "tiny", 0, findings=[finding], adapters=[adapter], has_episodes=False)
+    assert verdict(figures).startswith("politeness@v1: promoted on the gate of the environment. Target: not tested")
+    assert "No adapter was promoted" in verdict(replace(figures, adapters=[replace(adapter, is_promoted=False)]))
 
 
 @pytest.fixture
