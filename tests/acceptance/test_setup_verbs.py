@@ -1,8 +1,10 @@
+import tomllib
 from pathlib import Path
 
 import pytest
 
 from tests.acceptance.conftest import Traced
+from traced.config.settings import agent_settings
 
 NO_DOCKER = {"DOCKER_HOST": "unix:///nowhere/docker.sock"}
 
@@ -16,6 +18,24 @@ def test_init_makes_a_settings_file_once(traced: Traced, tmp_path: Path) -> None
     path.write_text("seed = 5\n")
     assert traced("init", "--json").json["written"] is False
     assert path.read_text() == "seed = 5\n"
+
+
+def test_init_for_an_agent_without_a_simulator(traced: Traced, tmp_path: Path) -> None:
+    assert traced("init", "--agent", "shop").code == 0
+    path = tmp_path / "traced-data" / "traced.toml"
+    settings = {
+        f"{table}.{key}": value
+        for table, keys in tomllib.loads(path.read_text()).items()
+        for key, value in keys.items()
+    }
+    assert {key: value for key, value in settings.items() if value != {}} == agent_settings("shop")
+    kept = traced("init", "--agent", "store")
+    assert 'target.name = "store"' in kept.out
+    assert tomllib.loads(path.read_text())["target"]["name"] == "shop"
+    for name, reason in (("desk", "desk is a target of traced"), ("a b", "'a b' is no name of an agent")):
+        result = traced("init", "--agent", name)
+        assert result.code == 2
+        assert reason in result.err
 
 
 def test_unknown_key_names_key_file_and_nearest_key(traced: Traced, tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ Not covered: the quality of a model.
 
 import importlib.metadata
 import importlib.util
+import json
 import os
 import shutil
 import sys
@@ -26,7 +27,7 @@ from store.schema_version import HEAD, version_error
 from traced.cli.options import AsJson, DataDir, Model, Overrides, read_settings
 from traced.cli.output import console, print_json
 from traced.config.profiles import BUNDLED
-from traced.config.settings import Settings, template
+from traced.config.settings import Settings, TargetSection, agent_settings, template
 from traced.core.checks import Finding
 from traced.core.errors import ConfigError, TracedError
 from traced.core.location import FILE_NAME, data_directory
@@ -286,11 +287,19 @@ def _shadow(name: str, home: Path) -> str:
 def init(
     data_dir: DataDir = None,
     model: Model = None,
+    agent: Annotated[
+        str | None,
+        typer.Option(
+            "--agent", metavar="NAME", help="Settings for an agent that has no simulator: its conversations alone."
+        ),
+    ] = None,
     as_json: AsJson = False,
     show: Annotated[bool, typer.Option("--print", help="Print the settings file instead of writing it.")] = False,
 ) -> None:
     """Create the data directory with a commented traced.toml; an existing file is kept."""
-    text = template(model or BUNDLED)
+    if agent is not None:
+        _check_agent(agent)
+    text = template(model or BUNDLED, agent or "")
     if show:
         typer.echo(text, nl=False)
         return
@@ -301,6 +310,25 @@ def init(
         print_json({"data_dir": directory, "config": path, "written": is_new})
     else:
         console.print(f"{'Wrote' if is_new else 'Kept the existing'} {path}. Next: traced doctor", highlight=False)
+        if agent and not is_new:
+            console.print(f"It needs these settings for the agent {agent}:", highlight=False)
+            for key, value in agent_settings(agent).items():
+                console.print(f"  {key} = {json.dumps(value)}", highlight=False, markup=False)
+
+
+def _check_agent(name: str) -> None:
+    """Raise ``ConfigError`` if an agent cannot have this name."""
+    from traced.targets.bundled import BUNDLED as TARGETS
+
+    if name in TARGETS:
+        raise ConfigError(f"{name} is a target of traced; your agent needs another name", hint="--agent NAME")
+    try:
+        TargetSection(name=name)
+    except ValueError:
+        raise ConfigError(
+            f"{name!r} is no name of an agent: at most 64 letters, digits and . _ : -, the first a letter or digit",
+            hint="--agent NAME",
+        ) from None
 
 
 def doctor(data_dir: DataDir = None, overrides: Overrides = None, model: Model = None, as_json: AsJson = False) -> None:

@@ -426,10 +426,26 @@ def valid_keys() -> list[str]:
     return [key for key, _ in _fields()]
 
 
-def template(spec: str = BUNDLED) -> str:
+def agent_settings(name: str) -> dict[str, object]:
+    """Return what ``traced init --agent`` sets for an agent of which there are conversations alone, as dotted keys.
+
+    The service runs the router, a cycle begins after 200 new conversations, and an adapter proves itself on a share of
+    the traffic, because no episode of the target can be played.
+    """
+    return {
+        "target.name": name,
+        "target.kind": "recorded",
+        "promotion.policy": "canary",
+        "triggers.trajectories": 200,
+        "serving.with_service": True,
+    }
+
+
+def template(spec: str = BUNDLED, agent: str = "") -> str:
     """Return a ``traced.toml`` with all keys at the defaults of a base model, commented out and described.
 
-    The model itself is no comment unless it is the bundled one, so that the file's defaults are those that hold.
+    The model itself is no comment unless it is the bundled one, so that the file's defaults are those that hold. With
+    the name of an agent, ``agent_settings`` are no comments either.
     """
     lines = ["# traced: settings of this data directory. Remove a '#' to change a default."]
     lines += [
@@ -437,14 +453,16 @@ def template(spec: str = BUNDLED) -> str:
         "",
     ]
     section, values = "", _dotted(profile(spec))
+    named = agent_settings(agent) if agent else {}
+    if spec != BUNDLED:
+        named["model.spec"] = spec
     for key, (default, description) in _fields():
         table, _, name = key.rpartition(".")
         if table != section:
             lines += ["", f"# {_title(table)}", f"[{table}]"]
             section = table
-        is_named = key == "model.spec" and spec != BUNDLED
-        value = spec if is_named else values.get(key, default)
-        lines.append(f"{'' if is_named else '# '}{name} = {_toml(value)}  # {description}")
+        value = named.get(key, values.get(key, default))
+        lines.append(f"{'' if key in named else '# '}{name} = {_toml(value)}  # {description}")
     return "\n".join(lines) + "\n"
 
 

@@ -16,6 +16,8 @@ from typing import Any
 from sandbox.contract import Message, Task, Tool
 from sandbox.episodes import EpisodeSource
 from store.records import RoutingChoice
+from store.repositories.adapters import get_adapter
+from store.repositories.promotions import trials
 from store.repositories.serving import save_routing
 from store.types import Outcome, Trajectory, opening_messages
 from traced.config.settings import Settings
@@ -89,7 +91,11 @@ async def evaluate(context: Context, promoted_adapters: Sequence[str]) -> None:
 
 async def _without_episodes(context: Context, promoted_adapters: Sequence[str]) -> None:
     with context.stage("evaluate", "Fit the router of the traffic") as stage:
-        if adapters := routable_adapters(context, promoted_adapters):
+        # A shadow gets the conversations of its capability, too.
+        with context.read_session() as session:
+            on_trial = [trial.promotion.adapter for trial in trials(session)]
+            shadows = [name for name in on_trial if get_adapter(session, name).cycle_id == context.cycle_id]
+        if adapters := routable_adapters(context, list(dict.fromkeys([*promoted_adapters, *shadows]))):
             serving = next(iter(await routers(context, adapters, publish=True)))
             stage.figure = f"{serving} over {', '.join(adapters)}; "
         stage.figure += TARGET_NOT_TESTED
