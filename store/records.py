@@ -367,7 +367,9 @@ class Exchange:
 
     ``body`` has "messages", "tools" and "answer" (the assistant's message or None). Settling the exchange deletes the
     body, except if its conversation cannot be made into trajectories. ``trajectory_id`` is the trajectory that contains
-    the exchange. ``shadow_of`` is the exchange whose response the client got instead of this one.
+    the exchange. ``shadow_of`` is the exchange whose response the client got instead of this one. ``target`` is the
+    name of the target that the conversation belongs to, "" for that of the settings; ``customer`` is the keyed hash of
+    its user's name, "" if that is unknown. ``started_at`` is None if the start of the call is ``at - seconds``.
     """
 
     id: str
@@ -384,6 +386,9 @@ class Exchange:
     body: JsonObject | None = field(default=None)
     trajectory_id: str | None = None
     shadow_of: str | None = None
+    target: str = ""
+    customer: str = ""
+    started_at: datetime | None = None
 
 
 @dataclass(frozen=True)
@@ -412,13 +417,17 @@ class StoredResponse:
 
 @dataclass(frozen=True)
 class RouterKey:
-    """An API key of the router, stored as its SHA-256 (hex); ``per_minute`` 0 means no rate limit."""
+    """An API key of the router, stored as its SHA-256 (hex); ``per_minute`` 0 means no rate limit.
+
+    ``target`` is the target that its conversations belong to, "" for that of the request or the settings.
+    """
 
     id: str
     hash: str
     per_minute: int
     created_at: datetime
     revoked_at: datetime | None = None
+    target: str = ""
 
 
 @dataclass(frozen=True)

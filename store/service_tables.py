@@ -233,6 +233,9 @@ class ExchangeRow(Row, table=True):
     settled_at: datetime | None = Field(default=None, sa_type=UtcTime)
     trajectory_id: str | None = Field(default=None, index=True, sa_type=KEY)
     shadow_of: str | None = Field(default=None, sa_type=KEY)
+    target: str = Field(default="", sa_type=KEY, sa_column_kwargs={"server_default": ""})
+    customer: str = Field(default="", sa_type=KEY, sa_column_kwargs={"server_default": ""})
+    started_at: datetime | None = Field(default=None, sa_type=UtcTime)
 
 
 class ResponseRow(Row, table=True):
@@ -254,6 +257,15 @@ class RouterKeyRow(Row, table=True):
     per_minute: int
     created_at: datetime = Field(sa_type=UtcTime)
     revoked_at: datetime | None = Field(default=None, sa_type=UtcTime)
+    target: str = Field(default="", sa_type=KEY, sa_column_kwargs={"server_default": ""})
+
+
+class CustomerKeyRow(Row, table=True):
+    """The only row (id 1): the key (hex) of the hashes of customers' names."""
+
+    __tablename__ = "customer_keys"
+    id: int = Field(primary_key=True)
+    key: str = Field(sa_type=KEY)
 
 
 class QuotaRow(Row, table=True):

@@ -137,7 +137,7 @@ class TrajectoryRow(Row, table=True):
         ),
     )
     id: str = Field(primary_key=True, sa_type=KEY)
-    digest: str = Field(sa_type=KEY)  # SHA-256 of everything but the turns
+    digest: str = Field(sa_type=KEY)  # SHA-256 of everything but the turns, the customer and the start
     source: str = Field(sa_type=KEY)
     split: str = Field(sa_type=KEY)
     task_id: str = Field(sa_type=KEY)
@@ -152,6 +152,8 @@ class TrajectoryRow(Row, table=True):
     parts: dict[str, float] = Field(sa_type=ORDERED_JSON)
     detail: str = Field(sa_type=FreeText)
     cycle_id: str | None = Field(default=None, foreign_key="cycles.id", index=True, sa_type=KEY)
+    customer: str = Field(default="", sa_type=KEY, sa_column_kwargs={"server_default": ""})
+    started_at: datetime | None = Field(default=None, sa_type=UtcTime)
 
 
 class TurnsRow(Row, table=True):

@@ -7,6 +7,7 @@ never mined, never trained on and never counted as failures.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from enum import StrEnum
 from typing import Any, TypeVar
 
@@ -72,7 +73,7 @@ class Trajectory:
 
     id: str
     source: str  # "desk", "env:<hash>", "tau-bench"
-    split: str  # "train", "gate", "test", or "" where the source has none
+    split: str  # "train", "gate", "test"; "held-out", "excluded" of recorded conversations; "" where there is none
     task_id: str  # seed as text, or the source's task id
     trial: int
     model: str  # "base" or an adapter version "capability@vN"; for imports the recorded agent's name
@@ -86,6 +87,8 @@ class Trajectory:
     parts: dict[str, float] = field(default_factory=dict)
     detail: str = ""  # error text if the outcome is ``infrastructure``
     cycle_id: str | None = None
+    customer: str = ""  # keyed hash of the name of the user in production, "" if it is unknown
+    started_at: datetime | None = None  # None if the source does not say
 
 
 @dataclass(frozen=True)

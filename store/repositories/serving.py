@@ -16,7 +16,7 @@ from sqlmodel import Session, col, func, select, update
 from store.content import batches, digest, insert_new, insert_unique
 from store.errors import NotFound, StoreConflict
 from store.records import ConversationRoute, Exchange, Feedback, RouterKey, RoutingChoice
-from store.service_tables import ConversationRow, ExchangeRow, FeedbackRow, RouterKeyRow
+from store.service_tables import ConversationRow, CustomerKeyRow, ExchangeRow, FeedbackRow, RouterKeyRow
 from store.tables import RoutingRow, TrajectoryRow
 from store.types import JsonObject, Outcome
 
@@ -233,6 +233,12 @@ def list_keys(session: Session) -> list[RouterKey]:
     """Return all API keys, revoked ones included, oldest first."""
     query = select(RouterKeyRow).order_by(col(RouterKeyRow.created_at), col(RouterKeyRow.id))
     return [RouterKey(**row.model_dump()) for row in session.exec(query)]
+
+
+def customer_key(session: Session, new_key: str) -> str:
+    """Return the key (hex) of the hashes of customers' names, which is ``new_key`` if the store had none."""
+    insert_new(session, CustomerKeyRow, [{"id": 1, "key": new_key}])
+    return session.exec(select(CustomerKeyRow.key)).one()
 
 
 def save_routing(session: Session, choices: Iterable[RoutingChoice]) -> None:

@@ -23,6 +23,8 @@ from store.tables import CitationRow, FaultRow, LabelRow, RoutingRow, ToolsetRow
 from store.types import EndCause, Outcome, Tool, Trajectory
 
 ORDER = tuple(col(getattr(TrajectoryRow, name)) for name in ("source", "split", "task_id", "trial", "model", "id"))
+# Older versions stored neither customer nor start, so these must not make a trajectory another one.
+UNDIGESTED = ("turns", "customer", "started_at")
 JUDGED_OUTCOMES = [outcome.value for outcome in Outcome if outcome.is_judged]
 
 
@@ -376,7 +378,7 @@ def _stored_digests(session: Session, ids: Sequence[str]) -> dict[str, tuple[str
 
 
 def _digest(trajectory: Trajectory) -> str:
-    return digest({key: value for key, value in vars(trajectory).items() if key != "turns"})
+    return digest({key: value for key, value in vars(trajectory).items() if key not in UNDIGESTED})
 
 
 def _unused_row(session: Session, trajectory_id: str) -> TrajectoryRow | None:

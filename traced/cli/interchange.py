@@ -31,6 +31,15 @@ def import_(
         ),
     ] = None,
     agent: Annotated[str, typer.Option("--agent", help="Name of the recorded agent.")] = "recorded",
+    target: Annotated[
+        str,
+        typer.Option(
+            "--target",
+            metavar="NAME",
+            help="Target that the conversations belong to (default: target.name).",
+            show_default=False,
+        ),
+    ] = "",
     tools: Annotated[
         Path | None,
         typer.Option("--tools", help="JSON list of the agent's tools, where traces lack them.", show_default=False),
@@ -71,7 +80,7 @@ def import_(
     if strict and skip_bad:
         raise typer.BadParameter("cannot be combined with --skip-bad", param_hint="--strict")
     settings = read_settings(data_dir, overrides)
-    request = ImportRequest(file, kind, agent, score, strict, from_start, tools, system, policy)
+    request = ImportRequest(file, kind, agent, score, strict, from_start, tools, system, policy, target)
     store = open_store(settings.store_url)
     try:
         with progress.status(f"Importing {file}") as status:

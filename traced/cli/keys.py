@@ -11,12 +11,23 @@ from traced.cli.options import AsJson, DataDir, Overrides, Reason, read_settings
 from traced.cli.output import console, print_json
 from traced.cli.store_session import store_reader, writing
 from traced.core.ownership import this_user
+from traced.targets.conversation_target import conversation_targets
 
 if TYPE_CHECKING:
     from traced.registry.decision_rules import Action
 
 Name = Annotated[
     str, typer.Argument(metavar="NAME", help="Name of the key, e.g. of the agent that uses it.", show_default=False)
+]
+Target = Annotated[
+    str,
+    typer.Option(
+        "--target",
+        metavar="NAME",
+        help="Target that the conversations of this key belong to (default: that of the request's header "
+        "X-Traced-Target, else target.name).",
+        show_default=False,
+    ),
 ]
 PerMinute = Annotated[int, typer.Option("--per-minute", min=0, help="Maximum requests per minute; 0: no limit.")]
 
@@ -35,6 +46,7 @@ def keys_options() -> None:
 def add(
     *,
     name: Name,
+    target: Target = "",
     per_minute: PerMinute = 0,
     reason: Reason = "",
     data_dir: DataDir = None,
@@ -46,11 +58,12 @@ def add(
     from traced.gateway.access import create_key
 
     settings = read_settings(data_dir, overrides)
+    conversation_targets(settings).configured(target)
     settings.data_dir.mkdir(parents=True, exist_ok=True)
     with writing(settings) as session:
-        key = create_key(session, _action(reason), name, per_minute)
+        key = create_key(session, _action(reason), name, per_minute, target)
     if as_json:
-        print_json({"name": name, "key": key})
+        print_json({"name": name, "key": key, **({"target": target} if target else {})})
         return
     console.print(key, highlight=False, markup=False)
     console.print("Store the key now, it cannot be printed again. Your agent sends it as its API key.", highlight=False)
@@ -58,20 +71,27 @@ def add(
 
 @keys.command("list")
 def show(data_dir: DataDir = None, overrides: Overrides = None, as_json: AsJson = False) -> None:
-    """List the API keys: name, limit, dates."""
+    """List the API keys: name, target, limit, dates."""
     with store_reader(read_settings(data_dir, overrides)) as session:
         rows = list_keys(session)
     if as_json:
         fields = [
-            {"name": key.id, "per_minute": key.per_minute, "made": key.created_at, "taken back": key.revoked_at}
+            {
+                "name": key.id,
+                "target": key.target,
+                "per_minute": key.per_minute,
+                "made": key.created_at,
+                "taken back": key.revoked_at,
+            }
             for key in rows
         ]
         print_json({"keys": fields})
         return
-    table = Table("name", "requests per minute", "created", "revoked")
+    table = Table("name", "target", "requests per minute", "created", "revoked")
     for key in rows:
         revoked_at = f"{key.revoked_at:%Y-%m-%d %H:%M}" if key.revoked_at else ""
-        table.add_row(key.id, str(key.per_minute or "no limit"), f"{key.created_at:%Y-%m-%d %H:%M}", revoked_at)
+        limit, created_at = str(key.per_minute or "no limit"), f"{key.created_at:%Y-%m-%d %H:%M}"
+        table.add_row(key.id, key.target or "of the request", limit, created_at, revoked_at)
     console.print(table)
 
 

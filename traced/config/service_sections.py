@@ -225,6 +225,9 @@ def _validate_pattern(text: str) -> str:
 Pattern = Annotated[str, AfterValidator(_validate_pattern)]
 
 
+TargetName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:-]{0,63}$")]
+
+
 class ServingSection(Section):
     """The router (an OpenAI-compatible endpoint) and its engines."""
 
@@ -277,6 +280,11 @@ class ServingSection(Section):
         default=[], description='fields of requests and of the tools\' JSON that are not stored, e.g. ["email"]'
     )
     record: Share = Field(default=1.0, description="share of the conversations that is recorded")
+    targets: list[TargetName] = Field(
+        default=[],
+        description="further targets with recorded conversations only, which API keys (traced keys add --target) and "
+        "requests (header X-Traced-Target) may name",
+    )
     span_wait_s: float = Field(
         default=60.0, ge=0, description="seconds that an OpenTelemetry span waits for its log records"
     )

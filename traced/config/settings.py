@@ -453,16 +453,16 @@ def template(spec: str = BUNDLED, agent: str = "") -> str:
         "",
     ]
     section, values = "", _dotted(profile(spec))
-    named = agent_settings(agent) if agent else {}
+    fixed_values = agent_settings(agent) if agent else {}
     if spec != BUNDLED:
-        named["model.spec"] = spec
+        fixed_values["model.spec"] = spec
     for key, (default, description) in _fields():
         table, _, name = key.rpartition(".")
         if table != section:
             lines += ["", f"# {_title(table)}", f"[{table}]"]
             section = table
-        value = named.get(key, values.get(key, default))
-        lines.append(f"{'' if key in named else '# '}{name} = {_toml(value)}  # {description}")
+        value = fixed_values.get(key, values.get(key, default))
+        lines.append(f"{'' if key in fixed_values else '# '}{name} = {_toml(value)}  # {description}")
     return "\n".join(lines) + "\n"
 
 

@@ -1,8 +1,10 @@
 """API keys and the concurrency limits of the gateway.
 
 A key is 256 random bits, shown once and stored as its SHA-256. Until the first key is created, requests need none, and
-the gateway listens on the loopback only. Concurrency is counted per process. Invariant:
-``Access.check`` comes before anything that reads, decompresses or parses a body. Errors: ``Refusal`` 401, 413 and 429.
+the gateway listens on the loopback only. A key may have a target, which its conversations belong to; else a request may
+name the target in a header. Concurrency is counted per process. Invariant:
+``Access.check`` comes before anything that reads, decompresses or parses a body. Errors: ``Refusal`` 400, 401, 413 and
+429.
 """
 
 import asyncio
@@ -10,7 +12,7 @@ import contextlib
 import hashlib
 import secrets
 from collections import Counter, deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 
@@ -28,6 +30,7 @@ from traced.registry.decision_rules import Action
 
 PREFIX = "traced-"
 API_KEY_HEADER = "x-api-key"
+TARGET_HEADER = "X-Traced-Target"
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
@@ -37,8 +40,8 @@ def generate_key() -> tuple[str, str]:
     return key, hash_key(key)
 
 
-def create_key(session: Session, action: Action, name: str, per_minute: int) -> str:
-    """Create and return a key for ``name``.
+def create_key(session: Session, action: Action, name: str, per_minute: int, target: str = "") -> str:
+    """Create and return a key for ``name``, whose conversations belong to ``target`` ("": to that of the request).
 
     Raises:
         StoreConflict: The name is or was in use, or has a colon, which separates it from the names of conversations.
@@ -46,11 +49,9 @@ def create_key(session: Session, action: Action, name: str, per_minute: int) -> 
     if ":" in name:
         raise StoreConflict(f"the name of a key must not have a colon: {name!r}")
     key, key_hash = generate_key()
-    save_key(session, RouterKey(name, key_hash, per_minute, action.at))
-    save_audit(
-        session,
-        AuditEntry(action.at, action.actor, action.role, "add key", name, action.reason, {"per_minute": per_minute}),
-    )
+    save_key(session, RouterKey(name, key_hash, per_minute, action.at, target=target))
+    detail = {"per_minute": per_minute, **({"target": target} if target else {})}
+    save_audit(session, AuditEntry(action.at, action.actor, action.role, "add key", name, action.reason, detail))
     return key
 
 
@@ -187,12 +188,16 @@ class KeyConcurrency:
 
 @dataclass(frozen=True)
 class Access:
-    """Decides from the head of a request whether its body is read; ``body_bytes`` is the maximum size of a body."""
+    """Decides from the head of a request whether its body is read, and which target its conversation belongs to.
+
+    ``body_bytes`` is the maximum size of a body; ``targets`` are the targets of the settings, the default one first.
+    """
 
     keys: KeyRing
     quotas: Quotas
     concurrency: KeyConcurrency
     body_bytes: int
+    targets: Sequence[str]
 
     async def check(self, request: web.Request) -> RouterKey | None:
         """Return the key of a request with a body, or None if no key is needed.
@@ -205,3 +210,21 @@ class Access:
         if key is not None:
             await self.quotas.consume(key.id, key.per_minute)
         return key
+
+    def target(self, name: str, key: RouterKey | None) -> str:
+        """Return the target of a request that names the target ``name`` ("": none): its key's, else this one.
+
+        Raises:
+            Refusal: 400 if the key has another target, or the name is unknown.
+        """
+        if key is not None and key.target:
+            if name in ("", key.target):
+                return key.target
+            message = f"the conversations of this API key belong to the target {key.target}, not to {name!r:.80}"
+            raise Refusal(400, message, code="other_target", param=TARGET_HEADER)
+        of_keys = {valid_key.target for valid_key in (self.keys.by_hash or {}).values() if valid_key.target}
+        known_names = list(dict.fromkeys([*self.targets, *sorted(of_keys)]))
+        if name and name not in known_names:
+            message = f"the target {name!r:.80} is unknown; known: {', '.join(known_names)} (serving.targets)"
+            raise Refusal(400, message, code="unknown_target", param=TARGET_HEADER)
+        return name or known_names[0]

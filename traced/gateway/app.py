@@ -6,7 +6,8 @@
     GET  /v1/models, /v1/models/{id}    POST /v1/feedback    POST /v1/traces, /v1/logs (``otlp_receiver``)
     GET  /alive, /health (the process answers), /ready (an engine serves the base model), /metrics (Prometheus)
 
-Request headers: ``X-Traced-Conversation`` names the conversation, ``X-Traced-Record: no`` keeps it out of the store.
+Request headers: ``X-Traced-Conversation`` names the conversation, ``X-Traced-Target`` its target, ``X-Traced-Customer``
+its customer, of whom only a hash is stored; ``X-Traced-Record: no`` keeps the conversation out of the store.
 Response headers: ``X-Traced-Model``, ``X-Traced-Conversation``, and ``X-Traced-Request`` on every response. Unknown
 fields of a request are forwarded, and every error is in OpenAI's form. Not covered: TLS; on an open network, put a
 proxy in front.
@@ -29,8 +30,9 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from sandbox.contract import Message
 from store.records import Exchange, RouterKey
 from traced.config.service_sections import ServingSection
+from traced.core.fast_json import write_json
 from traced.core.location import http_url
-from traced.gateway.access import LOOPBACK, Access, ConcurrencyLimit
+from traced.gateway.access import LOOPBACK, TARGET_HEADER, Access, ConcurrencyLimit
 from traced.gateway.bodies import STOPPING, expect_body, read_json_object
 from traced.gateway.conversation_writer import ConversationWriter
 from traced.gateway.conversations import Conversation, Conversations, request_names
@@ -56,6 +58,7 @@ from traced.gateway.stored_responses import StoredResponses
 from traced.inference.client import BASE
 from traced.inference.errors import ServingError
 from traced.ingest.conversations import HEADER, History, client_name, history_of, is_sampled
+from traced.ingest.customers import CUSTOMER_HEADER, PRIVATE_FIELDS, CustomerHash, without_private_fields
 from traced.ingest.losses import describe
 from traced.ingest.redaction import Redactor
 from traced.ingest.responses import FORMS, Form, answer_in, messages_of, partial_answers
@@ -96,6 +99,7 @@ class Gateway:
     responses: StoredResponses
     engine_follower: EngineFollower
     exposition: Callable[[], bytes]
+    customers: CustomerHash
     clock: Callable[[], datetime] = lambda: datetime.now(UTC)
 
     @web.middleware
@@ -121,6 +125,7 @@ class Gateway:
             return await self._complete(request, key)
 
     async def _complete(self, request: web.Request, key: RouterKey | None) -> web.StreamResponse:
+        target = self.access.target(request.headers.get(TARGET_HEADER, ""), key)
         raw, body = await read_json_object(request, self.access.body_bytes)
         form = FORMS[request.path]
         if form is Form.RESPONSES:
@@ -133,8 +138,9 @@ class Gateway:
             raise Refusal(400, str(error), param="messages") from error
         key_id = key.id if key else ""
         history = history_of(messages, key_id)
-        conversation = await self.conversations.find(request_names(request.headers, body, key_id), history, key_id)
-        record = partial(self._finish, conversation, history)
+        names = request_names(request.headers, body, key_id, self.customers)
+        conversation = await self.conversations.find(names, history, key_id)
+        record = partial(self._finish, conversation, history, target)
         settle = partial(self._settle, conversation, request[REQUEST_ID])
         exchange = PendingExchange(request, conversation.id, "", raw, body, {}, record, settle, id=request[REQUEST_ID])
         request[EXCHANGE] = exchange
@@ -249,7 +255,7 @@ class Gateway:
         exchange.headers |= {"X-Traced-Model": BASE}
         return await self.forwarder.forward(exchange)
 
-    def _finish(self, conversation: Conversation, history: History, exchange: PendingExchange) -> None:
+    def _finish(self, conversation: Conversation, history: History, target: str, exchange: PendingExchange) -> None:
         """Remember the answer before the client has its end, and record the exchange."""
         if exchange.shadow_of is None:
             if exchange.status == HTTPStatus.OK:
@@ -261,26 +267,26 @@ class Gateway:
                 self.conversations.note_stop(conversation, history, partial_answers(bytes(exchange.answer)))
             else:
                 self.conversations.note_failure(conversation, history, has_begun=bool(exchange.answer))
-        self._record(conversation.key_id, exchange)
+        self._record(conversation.key_id, target, exchange)
 
     async def _settle(self, conversation: Conversation, exchange_id: str) -> None:
         """Wait until the answer is stored as a response and other routers know its conversation."""
         await self.responses.wait_until_stored(exchange_id)
         await self.conversations.until_known(conversation)
 
-    def _record(self, key_id: str, exchange: PendingExchange) -> None:
+    def _record(self, key_id: str, target: str, exchange: PendingExchange) -> None:
         if FORMS[exchange.request.path] is Form.RESPONSES:
             in_store = not self.redactor and not _opts_out(exchange.request)
             self.responses.keep(exchange, key_id, in_store=in_store)
         if self._is_recorded(exchange.request, exchange.conversation_id):
             try:
-                self.spool.try_write(self._spool_line(key_id, exchange))
+                self.spool.try_write(self._spool_line(key_id, target, exchange))
             except Exception as error:
                 # The client gets its response even if the exchange cannot be recorded.
                 log.exception("an exchange could not be recorded")
                 self.spool.count_lost(f"{type(error).__name__}: {error}")
 
-    def _spool_line(self, key_id: str, exchange: PendingExchange) -> bytes:
+    def _spool_line(self, key_id: str, target: str, exchange: PendingExchange) -> bytes:
         record = Exchange(
             exchange.id,
             exchange.conversation_id,
@@ -291,9 +297,15 @@ class Gateway:
             key_id=key_id,
             detail=exchange.detail,
             shadow_of=exchange.shadow_of,
+            target=target,
+            customer=self.customers.of_request(exchange.request.headers.get(CUSTOMER_HEADER, ""), exchange.body),
         )
         answer, form = bytes(exchange.answer), FORMS[exchange.request.path]
-        line = line_of(record, exchange.raw, exchange.body, answer, streamed=exchange.streamed, form=form)
+        raw, body = exchange.raw, exchange.body
+        if any(name in body for name in PRIVATE_FIELDS):
+            body = without_private_fields(body)
+            raw = write_json(body)
+        line = line_of(record, raw, body, answer, streamed=exchange.streamed, form=form)
         return self.redactor.line(line) if self.redactor else line
 
     async def _select_model(

@@ -34,6 +34,7 @@ from traced.gateway.batching import Batcher
 from traced.gateway.conversation_writer import ConversationWriter
 from traced.gateway.errors import Refusal
 from traced.ingest.conversations import HEADER, ID_LIMIT, History, client_name, digest_of, key_digest, qualified_id
+from traced.ingest.customers import CustomerHash
 
 # Maximum numbers in memory; what is older is looked up in the store.
 MAX_CONVERSATIONS = 50_000
@@ -395,7 +396,9 @@ class Conversations:
         return now - seen_at > timedelta(seconds=self.expiry_s)
 
 
-def request_names(headers: Mapping[str, str], body: Mapping[str, object], key_id: str) -> RequestNames:
+def request_names(
+    headers: Mapping[str, str], body: Mapping[str, object], key_id: str, customers: CustomerHash
+) -> RequestNames:
     """Read what a client states about the conversation; raises ``Refusal`` 400 for an invalid header."""
     name = headers.get(HEADER)
     if name is not None and not _is_name(name):
@@ -406,10 +409,14 @@ def request_names(headers: Mapping[str, str], body: Mapping[str, object], key_id
     if isinstance(responses_name, Mapping):
         responses_name = responses_name.get("id")
     previous = body.get("previous_response_id")
-    separators = [key_digest(key_id, field_name, _as_text(body.get(field_name))) for field_name in SEPARATORS]
+    values = [_as_text(body.get(field_name)) for field_name in SEPARATORS]
     # Anthropic's form names the user in its metadata.
-    if isinstance(metadata, Mapping) and not separators[0]:
-        separators[0] = key_digest(key_id, SEPARATORS[0], _as_text(metadata.get("user_id")))
+    if isinstance(metadata, Mapping) and not values[0]:
+        values[0] = _as_text(metadata.get("user_id"))
+    # The digests are stored, so they are made of a keyed hash: names of users can be guessed.
+    separators = [
+        key_digest(key_id, field_name, customers(value)) for field_name, value in zip(SEPARATORS, values, strict=True)
+    ]
     return RequestNames(
         name or _name_of(metadata_name) or _name_of(responses_name),
         previous if isinstance(previous, str) else "",

@@ -4,6 +4,10 @@
     POST /v1/logs      log records with messages of such spans, and evaluations, which become feedback
     POST /v1/metrics   accepted and dropped
 
+The target of a call is its API key's, else that of the header ``X-Traced-Target`` or of the attribute ``traced.target``
+of a span or its resource; a call with an unknown target is rejected. The attributes ``user.id`` and ``enduser.id`` name
+the customer, of whom only a hash is stored.
+
 The header ``X-Traced-Record: no``, or the attribute ``traced.record`` = "no" on a span or its resource, keeps a call
 out of the store. The recorder drops spans of calls that a gateway has recorded as well.
 
@@ -21,19 +25,22 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from aiohttp import web
 
-from store.records import Exchange
-from traced.gateway.access import Access, ConcurrencyLimit
+from store.records import Exchange, RouterKey
+from traced.gateway.access import TARGET_HEADER, Access, ConcurrencyLimit
 from traced.gateway.bodies import expect_body, read_body
 from traced.gateway.errors import Refusal
 from traced.gateway.feedback import FeedbackReceiver
 from traced.ingest.conversations import ID_LIMIT, OTLP_PREFIX, digest_of, is_sampled, opening_id, qualified_id
+from traced.ingest.customers import CustomerHash
 from traced.ingest.losses import CALLS, LossLedger
 from traced.ingest.otlp import wire
 from traced.ingest.otlp.conventions import (
     CHOICE,
+    CUSTOMER_KEYS,
     DETAILS,
     EVALUATION,
     MESSAGE_EVENTS,
@@ -43,6 +50,7 @@ from traced.ingest.otlp.conventions import (
     evaluation_of,
     is_call,
     read_call,
+    time_of,
 )
 from traced.ingest.otlp.messages import UnusableSpan
 from traced.ingest.otlp.wire import Encoding, Event, Signal, Span, SpanJoiner, SpanKey
@@ -62,6 +70,7 @@ MAX_BODIES, MAX_WAITING, MAX_WAIT_S = 2, 64, 30.0
 MAX_DETAIL = 2000
 TRACE_ID_DIGITS, SPAN_ID_DIGITS = 32, 16
 OPT_OUT = ("no", "false", "0")
+TARGET_KEY = "traced.target"
 # Names of the log records that carry messages of a call.
 CONTENT_EVENTS = (*MESSAGE_EVENTS, CHOICE, DETAILS)
 log = logging.getLogger(__name__)
@@ -78,6 +87,7 @@ class RejectedSpans:
     folder: Path
     redactor: Redactor
     losses: LossLedger
+    customers: CustomerHash
     reasons: Counter[str] = field(default_factory=Counter)
     max_bytes: int = MAX_BYTES
     _is_full: bool = False
@@ -87,8 +97,8 @@ class RejectedSpans:
         path = self.folder / REJECTED_FILE
         self._count(reason, path)
         content: dict[str, object] = {
-            "span": asdict(span) if span else None,
-            "events": [asdict(event) for event in events],
+            "span": self._without_name(asdict(span)) if span else None,
+            "events": [self._without_name(asdict(event)) for event in events],
         }
         if self.redactor:
             content = self.redactor.value(content)
@@ -102,6 +112,13 @@ class RejectedSpans:
                 log.warning("%s is full: further rejected spans are only counted; move the file away", path)
         # Not before: while the file cannot be written, the sender repeats its request.
         self.losses.note(CALLS, reason)
+
+    def _without_name(self, fields: dict[str, Any]) -> dict[str, Any]:
+        """Return the fields of a span or an event with hashes in place of the customer's name."""
+        hashes = {name: self.customers(fields["attributes"].get(name)) for name in CUSTOMER_KEYS}
+        attributes = fields["attributes"] | {name: hashed for name, hashed in hashes.items() if hashed}
+        events = [self._without_name(event) for event in fields.get("events", ())]
+        return fields | {"attributes": attributes} | ({"events": events} if events else {})
 
     def _count(self, reason: str, path: Path) -> None:
         # Reasons may contain text from senders, so the number of different reasons is bounded.
@@ -130,7 +147,20 @@ class ReceivedBatch:
     waiting: int = 0
 
 
-Parser = Callable[[bytes, Encoding, str], ReceivedBatch]
+@dataclass(frozen=True)
+class Sender:
+    """The API key of a request, None without one, and the target that its header names ("": none)."""
+
+    key: RouterKey | None
+    target: str
+
+    @property
+    def key_id(self) -> str:
+        """The id of the key, "" without one."""
+        return self.key.id if self.key is not None else ""
+
+
+Parser = Callable[[bytes, Encoding, Sender], ReceivedBatch]
 
 
 @dataclass
@@ -149,6 +179,7 @@ class OtlpReceiver:
     rejected_spans: RejectedSpans
     joiner: SpanJoiner
     record: float
+    customers: CustomerHash
     now: Callable[[], datetime] = lambda: datetime.now(UTC)
     body_limit: ConcurrencyLimit = field(default_factory=lambda: ConcurrencyLimit(MAX_BODIES, MAX_WAITING, MAX_WAIT_S))
     recorded_calls: int = 0
@@ -171,7 +202,7 @@ class OtlpReceiver:
 
     async def metrics(self, request: web.Request) -> web.Response:
         """Accept and drop a POST of metrics, because most senders use one endpoint for all signals."""
-        return await self._respond("metrics", request, lambda body, encoding, key_id: ReceivedBatch())
+        return await self._respond("metrics", request, lambda body, encoding, sender: ReceivedBatch())
 
     async def run(self) -> None:
         """Record or reject spans and records that have waited too long for each other; repeat until cancelled."""
@@ -195,7 +226,7 @@ class OtlpReceiver:
         encoding: Encoding = wire.JSON if request.content_type == wire.JSON else wire.PROTOBUF
         try:
             key = await self.access.check(request)
-            key_id = key.id if key else ""
+            sender = Sender(key, request.headers.get(TARGET_HEADER, ""))
             if request.content_type not in (wire.JSON, wire.PROTOBUF):
                 raise Refusal(415, f"Content-Type is {wire.PROTOBUF} or {wire.JSON}, not {request.content_type}")
             with self.access.concurrency.slot(key):
@@ -203,7 +234,7 @@ class OtlpReceiver:
                     body = await read_body(request, self.access.body_bytes)
                     batch = ReceivedBatch()
                     if request.headers.get("X-Traced-Record", "").lower() not in OPT_OUT:
-                        batch = await self._shielded(self._store(parse, body, encoding, key_id))
+                        batch = await self._shielded(self._store(parse, body, encoding, sender))
             await self._store_evaluations(batch)
         except Refusal as refusal:
             headers = {"Retry-After": str(refusal.retry_after)} if refusal.retry_after else None
@@ -219,11 +250,11 @@ class OtlpReceiver:
         task.add_done_callback(self._tasks.discard)
         return await asyncio.shield(task)
 
-    async def _store(self, parse: Parser, body: bytes, encoding: Encoding, key_id: str) -> ReceivedBatch:
+    async def _store(self, parse: Parser, body: bytes, encoding: Encoding, sender: Sender) -> ReceivedBatch:
         """Parse a body on a thread and write its exchanges to the spool, one request at a time; sync them together."""
         try:
             async with self._lock:
-                batch = await asyncio.to_thread(parse, body, encoding, key_id)
+                batch = await asyncio.to_thread(parse, body, encoding, sender)
                 for line in batch.lines:
                     self.spool.write(line)
             if batch.lines:
@@ -261,19 +292,34 @@ class OtlpReceiver:
                     raise
                 self._reject(batch, f"an evaluation: {refusal.message}", evaluation.key_id, None, [evaluation.event])
 
-    def _parse_spans(self, body: bytes, encoding: Encoding, key_id: str) -> ReceivedBatch:
+    def _parse_spans(self, body: bytes, encoding: Encoding, sender: Sender) -> ReceivedBatch:
         batch = ReceivedBatch()
         for span in wire.spans(body, encoding):
-            span_key = (key_id, span.trace_id, span.span_id)
+            span_key = (sender.key_id, span.trace_id, span.span_id)
             # The span is marked as complete, so that its log records are dropped as well.
             if _is_opted_out(span.attributes):
                 batch.complete.append(span_key)
             elif is_call(span):
-                self._convert(batch, span_key, span)
+                # The span may wait for its log records, so its target is kept with it.
+                if refusal := self._set_target(sender, span.attributes):
+                    batch.complete.append(span_key)
+                    self._reject(batch, refusal, sender.key_id, span, [])
+                else:
+                    self._convert(batch, span_key, span)
         return batch
 
-    def _parse_records(self, body: bytes, encoding: Encoding, key_id: str) -> ReceivedBatch:
+    def _set_target(self, sender: Sender, attributes: dict[str, Any]) -> str:
+        """Write the target into the attributes of a span or log record; return why it cannot be, or ""."""
+        try:
+            target = self.access.target(str(attributes.get(TARGET_KEY) or sender.target), sender.key)
+        except Refusal as refusal:
+            return refusal.message
+        attributes[TARGET_KEY] = target
+        return ""
+
+    def _parse_records(self, body: bytes, encoding: Encoding, sender: Sender) -> ReceivedBatch:
         batch = ReceivedBatch()
+        key_id = sender.key_id
         for record in wire.records(body, encoding):
             event, span_key = record.event, (key_id, record.trace_id, record.span_id)
             if _is_opted_out(event.attributes):
@@ -283,6 +329,11 @@ class OtlpReceiver:
             elif event.name in CONTENT_EVENTS and not (record.trace_id and record.span_id):
                 self._reject(batch, f"the log record {event.name} names no span", key_id, None, [event])
             elif event.name in CONTENT_EVENTS and not self.joiner.is_complete(span_key):
+                # The record with all attributes stands in for a span that does not arrive.
+                if event.name == DETAILS and (refusal := self._set_target(sender, event.attributes)):
+                    batch.complete.append(span_key)
+                    self._reject(batch, refusal, key_id, None, [event])
+                    continue
                 span = self.joiner.add_record(span_key, record)
                 # CHOICE and DETAILS are the last records of a call, so the call may be complete now.
                 if span is not None and event.name in (CHOICE, DETAILS):
@@ -342,7 +393,7 @@ class OtlpReceiver:
 
     def _accept(self, batch: ReceivedBatch, key_id: str, span: Span, call: Call, events: list[Event]) -> None:
         call = replace(call, conversation=self.redactor.name(call.conversation))
-        exchange = exchange_of(span, call, key_id, self.now())
+        exchange = exchange_of(span, replace(call, customer=self.customers(call.customer)), key_id, self.now())
         if not is_sampled(exchange.conversation_id, self.record):
             return
         batch.lines.append(complete_line(self.redactor.exchange(exchange) if self.redactor else exchange))
@@ -355,7 +406,10 @@ class OtlpReceiver:
 
 
 def exchange_of(span: Span, call: Call, key_id: str, at: datetime) -> Exchange:
-    """Build the exchange of a call; ``at`` is its time of arrival, from which a conversation's silence is measured."""
+    """Build the exchange of a call, whose customer's name is a hash.
+
+    ``at`` is its time of arrival, from which a conversation's silence is measured.
+    """
     error = str(span.detail or span.attributes.get("error.type") or "the call failed")
     return Exchange(
         # The id is built from the span's ids, so that a span that is sent twice is one row.
@@ -371,6 +425,9 @@ def exchange_of(span: Span, call: Call, key_id: str, at: datetime) -> Exchange:
         response_id=call.response_id,
         detail=error[:MAX_DETAIL] if span.failed else "",
         body={"messages": call.messages, "tools": call.tools, "answer": call.answer},
+        target=str(span.attributes.get(TARGET_KEY, "")),
+        customer=call.customer,
+        started_at=time_of(span.started_ns),
     )
 
 

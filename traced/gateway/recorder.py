@@ -48,7 +48,7 @@ from traced.processes.parent import follow_parent
 from traced.scoring.evidence import Labels
 from traced.scoring.rule_file import WatchedRules
 from traced.scoring.rules import Rules
-from traced.targets.conversation_target import conversation_target
+from traced.targets.conversation_target import conversation_targets
 
 TRAFFIC, RECORDS_LOST = "traffic", "records lost"
 EVENT_INTERVAL_S = 5.0
@@ -134,7 +134,7 @@ class Recorder:
         section = self.settings.serving
         if self.settings.outcomes.rules:
             self._rules = WatchedRules(Path(self.settings.outcomes.rules))
-        self._target = conversation_target(self.settings)
+        self._targets = conversation_targets(self.settings)
         self._labels = Labels(section.success_labels, section.failure_labels)
         self._losses = LossLedger(self.settings.data_dir / "spool")
         self._canaries = Canaries(self.settings, self.store, self._labels)
@@ -187,7 +187,7 @@ class Recorder:
         """Convert the conversations that have been silent for ``serving.silence_s`` to trajectories."""
         self._traffic.settled_conversations += settle_silent(
             self.store,
-            target=self._target,
+            targets=self._targets,
             scorers=Scorers(self._labels, self._current_rules()),
             now=datetime.now(UTC),
             silence_s=self.settings.serving.silence_s,

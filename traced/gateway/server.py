@@ -23,7 +23,7 @@ from traced.config.engine_section import STORE
 from traced.config.settings import Settings
 from traced.core.gpus import gpu_ids
 from traced.core.reserve import create_reserve, reserve_folder
-from traced.gateway.access import LOOPBACK, Access, ConcurrencyLimit, KeyConcurrency
+from traced.gateway.access import LOOPBACK, Access, ConcurrencyLimit, KeyConcurrency, KeyRing
 from traced.gateway.adapter_cache import adapter_check, open_cache
 from traced.gateway.adapter_files import AdapterFiles
 from traced.gateway.app import BackgroundTask, Gateway, running, serve_application
@@ -56,6 +56,7 @@ from traced.inference.errors import ServingError
 from traced.inference.model_files import base_model
 from traced.inference.shared_engine import stop_recorded
 from traced.inference.start import alternates_with_training, max_adapters, start_for_router
+from traced.ingest.customers import customer_hash
 from traced.ingest.otlp.wire import SpanJoiner
 from traced.ingest.redaction import Redactor
 from traced.ingest.spool import FILE_PATTERN, Spool
@@ -63,6 +64,7 @@ from traced.processes.child_process import RestartingProcess, RunningProcess, st
 from traced.routing.routers import BY_LABELS
 from traced.scoring.evidence import Labels
 from traced.scoring.rule_file import read_rules
+from traced.targets.conversation_target import conversation_targets
 
 # With Python's default thresholds, a garbage collection every few hundred requests took a tenth of the request time.
 GC_THRESHOLDS = (20_000, 50, 50)
@@ -79,7 +81,7 @@ async def serve(settings: Settings, ready: Callable[[str], None]) -> None:
     Raises:
         EngineStartError: The engine did not start.
         AdapterStoreError: The library for the URL of ``serving.adapters_root`` is missing.
-        ConfigError: ``engine.key_file`` cannot be read, or is empty.
+        ConfigError: ``engine.key_file`` cannot be read, or is empty; ``serving.targets`` names one with episodes.
         ServingError: No engine is configured, or the gateway would listen beyond the loopback without an API key.
         StoreError: The store does not answer.
         RuleFileError: The rules for outcomes are invalid.
@@ -87,7 +89,8 @@ async def serve(settings: Settings, ready: Callable[[str], None]) -> None:
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    # An invalid rule file is reported before any process starts.
+    # Invalid settings and an invalid rule file are reported before any process starts.
+    conversation_targets(settings)
     if settings.outcomes.rules:
         read_rules(Path(settings.outcomes.rules))
     async with AsyncExitStack() as stack:
@@ -215,16 +218,16 @@ async def open_gateway(
     redactor = Redactor(section.redact, section.redact_fields)
     feedback_receiver = FeedbackReceiver(store, Labels(section.success_labels, section.failure_labels), redactor)
     shadows = Shadows(pool, upstream, limit, settings.promotion.shadow_requests)
-    quotas, key_concurrency = Quotas(store, now, peers.exist), KeyConcurrency(section.requests_per_key)
-    access = Access(follower.keys, quotas, key_concurrency, section.body_mb * MB)
+    access = _access(settings, follower.keys, Quotas(store, now, peers.exist))
     receiver = OtlpReceiver(
         spool,
         feedback_receiver,
         access,
         redactor,
-        RejectedSpans(spool.folder, redactor, spool.losses),
+        RejectedSpans(spool.folder, redactor, spool.losses, customers := customer_hash(store)),
         SpanJoiner(section.span_wait_s, time.monotonic),
         section.record,
+        customers,
     )
     metrics.registry.register(StateCollector(pool, limit, spool, receiver))
     worker_metrics = WorkerMetrics(settings.data_dir / "workers", worker, metrics.registry) if worker else None
@@ -247,6 +250,7 @@ async def open_gateway(
         StoredResponses(store, now),
         engine_follower,
         worker_metrics.exposition if worker_metrics else metrics.exposition,
+        customers,
     )
     try:
         # The gateway does not start without the store, because the API keys are stored there.
@@ -280,6 +284,12 @@ async def open_gateway(
     finally:
         await choice.close()
         await pool.close()
+
+
+def _access(settings: Settings, keys: KeyRing, quotas: Quotas) -> Access:
+    section = settings.serving
+    key_concurrency = KeyConcurrency(section.requests_per_key)
+    return Access(keys, quotas, key_concurrency, section.body_mb * MB, conversation_targets(settings).names)
 
 
 def router_choice(settings: Settings, pool: Pool, live: Callable[[], LiveVersions]) -> RouterChoice:

@@ -35,6 +35,7 @@ from store.repositories.trajectories import (
 from store.types import Outcome, Trajectory
 from traced.config.settings import Settings
 from traced.ingest.agent_context import read_agent_context
+from traced.ingest.customers import customer_hash
 from traced.ingest.import_ledger import Counts, Ledger
 from traced.ingest.importers.errors import NoTrajectories, UnknownFormat
 from traced.ingest.importers.formats import FORMATS, detect_format, format_of
@@ -54,7 +55,7 @@ from traced.scoring.evidence import (
 from traced.scoring.rescoring import apply_rules
 from traced.scoring.rule_file import read_rules
 from traced.scoring.rules import Decision
-from traced.targets.conversation_target import ConversationTarget, conversation_target
+from traced.targets.conversation_target import ConversationTarget, conversation_targets
 
 IMPORTED = "imported"
 # A transaction is committed at this number of trajectories or of bytes.
@@ -78,6 +79,7 @@ class ImportRequest:
         from_start: Whether to discard the progress of an unfinished import of the file.
         tools: A file with the tool definitions of the agent, ``system`` with its system prompt and ``policy`` with its
             policy, for what the traces lack (``traced.ingest.agent_context``).
+        target: The name of the target that the conversations belong to; "" for that of the settings.
     """
 
     path: Path
@@ -89,6 +91,7 @@ class ImportRequest:
     tools: Path | None = None
     system: Path | None = None
     policy: Path | None = None
+    target: str = ""
 
 
 @dataclass(frozen=True)
@@ -139,7 +142,7 @@ def import_file(
     format_name = request.kind or format_of(path)
     serving = settings.serving
     redaction = [serving.redact, serving.redact_fields]
-    target = conversation_target(settings)
+    target = conversation_targets(settings).configured(request.target)
     owner = target if target.is_recorded else None
     redactor = Redactor(*redaction)
     agent = read_agent_context(redactor, tools=request.tools, system=request.system, policy=request.policy)
@@ -169,6 +172,8 @@ def import_file(
             score=request.score,
             strict=request.strict,
             redacts_fields=bool(serving.redact_fields),
+            target=target,
+            customers=customer_hash(store),
         )
         try:
             steps = FORMATS[format_name](job, ledger.resume_point)
@@ -219,7 +224,7 @@ def import_file(
 def _of_target(trajectory: Trajectory, owner: ConversationTarget) -> Trajectory:
     """Return an imported trajectory as one of a recorded target; several targets may import the same file."""
     key = f"{owner.name}-{digest(trajectory.id)[:32]}"
-    return replace(trajectory, id=key, source=owner.name, split=owner.split(trajectory.task_id))
+    return replace(trajectory, id=key, source=owner.name)
 
 
 def cycle_of_imports(session: Session, settings: Settings, source: str, agent: str, at: datetime) -> Cycle:

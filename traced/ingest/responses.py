@@ -58,7 +58,8 @@ class Answer:
 def exchange_of(line: Mapping[str, Any]) -> Exchange:
     """Return the exchange in a parsed line of the spool, which holds a request and an answer, or the whole body."""
     if line.get("body") is not None:
-        return Exchange(**{**line, "at": datetime.fromisoformat(line["at"])})
+        started_at = datetime.fromisoformat(line["started_at"]) if line.get("started_at") else None
+        return Exchange(**{**line, "at": datetime.fromisoformat(line["at"]), "started_at": started_at})
     request, form = line["request"], form_of_line(line)
     answer, response_id = Answer(), ""
     if line["status"] == 200:
@@ -81,6 +82,9 @@ def exchange_of(line: Mapping[str, Any]) -> Exchange:
         detail=line["detail"] or ("" if line["status"] == 200 else line["answer"][:2000]),
         body=body,
         shadow_of=line.get("shadow_of"),
+        # Lines of older versions have neither.
+        target=line.get("target", ""),
+        customer=line.get("customer", ""),
     )
 
 

@@ -25,12 +25,12 @@ from store.errors import StoreError
 from store.records import Exchange, Feedback
 from store.repositories import serving
 from store.repositories.trajectories import delete_reported, get_trajectory, save_trajectories
-from store.types import EndCause, Outcome, Trajectory
+from store.types import EndCause, Message, Outcome, Trajectory
 from traced.ingest.conversations import branches, position_without_system
 from traced.scoring import evidence
 from traced.scoring.evidence import Labels
 from traced.scoring.rules import UNDECIDED, Decision, Rules
-from traced.targets.conversation_target import ConversationTarget
+from traced.targets.conversation_target import ConversationTargets
 
 OK = 200
 # Limits of one call of settle_silent, so that settling does not delay the recorder; the next call does the rest.
@@ -73,7 +73,7 @@ class _Conversation:
 
 
 def settle_silent(
-    store: Engine, *, target: ConversationTarget, scorers: Scorers, now: datetime, silence_s: float
+    store: Engine, *, targets: ConversationTargets, scorers: Scorers, now: datetime, silence_s: float
 ) -> int:
     """Settle at most ``MAX_CONVERSATIONS`` conversations that have been silent for ``silence_s`` seconds.
 
@@ -90,7 +90,7 @@ def settle_silent(
         )
     rule_verdicts = None
     if silent_ids and scorers.rules is not None:
-        silent_ids, rule_verdicts = _decide_by_rules(store, silent_ids, target, scorers.rules)
+        silent_ids, rule_verdicts = _decide_by_rules(store, silent_ids, targets, scorers.rules)
     if not silent_ids:
         return 0
     for first in range(0, len(silent_ids), BATCH):
@@ -101,7 +101,7 @@ def settle_silent(
                         settle(
                             session,
                             conversation_id,
-                            target=target,
+                            targets=targets,
                             labels=scorers.labels,
                             now=now,
                             rule_verdicts=rule_verdicts,
@@ -119,7 +119,7 @@ def settle(
     session: Session,
     conversation_id: str,
     *,
-    target: ConversationTarget,
+    targets: ConversationTargets,
     labels: Labels,
     now: datetime,
     rule_verdicts: RuleVerdicts | None = None,
@@ -129,13 +129,14 @@ def settle(
     The list is empty if ``rule_verdicts`` has no decision on one of them. In this case the conversation continued after
     the rules were applied, nothing is stored, and a later call settles it.
     """
-    conversation = _assemble(session, conversation_id, target)
+    conversation = _assemble(session, conversation_id, targets)
     if rule_verdicts is not None and any(
         trajectory.id not in rule_verdicts.decisions for trajectory in conversation.trajectories
     ):
         return []
     feedback = serving.list_feedback(session, [conversation_id])
     scored: list[Trajectory] = []
+    shorter: dict[str, list[Trajectory]] = {}
     for trajectory, exchanges in zip(conversation.trajectories, conversation.exchanges, strict=True):
         # Feedback without a response id is about the whole conversation.
         answers = {exchange.response_id for exchange in exchanges} | {""}
@@ -146,13 +147,11 @@ def settle(
         for row in verdicts:
             serving.save_feedback(session, row)
         outcome = labels.effective_outcome([*relevant, *verdicts])
-        scored.append(replace(trajectory, outcome=outcome.outcome, reward=outcome.reward))
+        trajectory = replace(trajectory, outcome=outcome.outcome, reward=outcome.reward)
+        shorter[trajectory.id] = _shorter(session, trajectory) if is_user_visible else []
+        scored.append(_continued(trajectory, shorter[trajectory.id], targets))
     save_trajectories(session, scored)
-    longer = [
-        trajectory.id
-        for trajectory in scored
-        if trajectory.end_cause is not EndCause.SHADOW and _replace_shorter(session, trajectory)
-    ]
+    longer = [trajectory.id for trajectory in scored if _replace(session, shorter[trajectory.id], trajectory)]
     serving.settle_exchanges(session, conversation.part_of, at=now)
     # Feedback on the shorter trajectories now counts for the longer ones.
     evidence.rescore(session, longer, labels)
@@ -165,34 +164,52 @@ def rescore_feedback(session: Session, feedback: Feedback, labels: Labels) -> in
     return evidence.rescore(session, trajectory_ids, labels)
 
 
-def _replace_shorter(session: Session, trajectory: Trajectory) -> bool:
-    """Delete the trajectories that this one continues and move their exchanges to it; return whether there were any."""
+def _shorter(session: Session, trajectory: Trajectory) -> list[Trajectory]:
+    """Return the stored trajectories that this one continues."""
+    trajectories = [
+        get_trajectory(session, earlier, tokens=False)
+        for earlier in serving.trajectories_of(session, trajectory.task_id)
+        if earlier != trajectory.id
+    ]
+    return [earlier for earlier in trajectories if _continues(trajectory.messages, earlier.messages)]
+
+
+def _continues(messages: Sequence[Message], earlier: Sequence[Message]) -> bool:
+    beginning = messages[: len(earlier)]
+    return len(earlier) < len(messages) and position_without_system(beginning) == position_without_system(earlier)
+
+
+def _continued(trajectory: Trajectory, shorter: Sequence[Trajectory], targets: ConversationTargets) -> Trajectory:
+    """Return a trajectory with the start, and the customer if it has none, of those that it continues."""
+    starts = [row.started_at for row in (trajectory, *shorter) if row.started_at is not None]
+    customer = next((row.customer for row in (trajectory, *shorter) if row.customer), "")
+    split = targets.get(trajectory.source).split(trajectory.task_id, customer=customer)
+    return replace(trajectory, started_at=min(starts), customer=customer, split=split)
+
+
+def _replace(session: Session, shorter: Sequence[Trajectory], trajectory: Trajectory) -> bool:
+    """Delete trajectories that this one continues and move their exchanges to it; return whether there were any."""
     has_replaced = False
-    for earlier in serving.trajectories_of(session, trajectory.task_id):
-        shorter = get_trajectory(session, earlier, tokens=False)
-        length = len(shorter.messages)
-        is_continued = length < len(trajectory.messages) and (
-            position_without_system(trajectory.messages[:length]) == position_without_system(shorter.messages)
-        )
+    for earlier in shorter:
         # The deletion is refused if evidence of a cycle refers to the shorter trajectory; then both stay.
-        if is_continued and delete_reported(session, earlier):
-            serving.reassign_exchanges(session, earlier, trajectory.id)
+        if delete_reported(session, earlier.id):
+            serving.reassign_exchanges(session, earlier.id, trajectory.id)
             has_replaced = True
     return has_replaced
 
 
-def _assemble(session: Session, conversation_id: str, target: ConversationTarget) -> _Conversation:
+def _assemble(session: Session, conversation_id: str, targets: ConversationTargets) -> _Conversation:
     exchanges = serving.list_exchanges(session, conversation_id, unsettled_only=True)
     answered_exchanges = [
         exchange for exchange in exchanges if exchange.status == OK and exchange.body and exchange.body["answer"]
     ]
     chains = _branches_of([exchange for exchange in answered_exchanges if exchange.shadow_of is None])
-    assembled = [_trajectory(branch, target) for branch in chains]
+    assembled = [_trajectory(branch, targets) for branch in chains]
     for exchange in answered_exchanges:
         if exchange.shadow_of is not None:
             chains.append([exchange])
             detail = f"in the shadow of {exchange.shadow_of}"
-            assembled.append(replace(_trajectory([exchange], target), end_cause=EndCause.SHADOW, detail=detail))
+            assembled.append(replace(_trajectory([exchange], targets), end_cause=EndCause.SHADOW, detail=detail))
     part_of: dict[str, str | None] = {exchange.id: None for exchange in exchanges}
     for trajectory, branch in zip(assembled, chains, strict=True):
         part_of |= {exchange.id: trajectory.id for exchange in branch}
@@ -200,7 +217,7 @@ def _assemble(session: Session, conversation_id: str, target: ConversationTarget
 
 
 def _decide_by_rules(
-    store: Engine, silent_ids: Sequence[str], target: ConversationTarget, rules: Rules
+    store: Engine, silent_ids: Sequence[str], targets: ConversationTargets, rules: Rules
 ) -> tuple[list[str], RuleVerdicts]:
     """Return the conversations for which there was time, and the decisions of the rules on their trajectories."""
     rule_verdicts = RuleVerdicts(evidence.rules_author(rules.hash))
@@ -212,7 +229,7 @@ def _decide_by_rules(
         done_ids.append(conversation_id)
         try:
             with read_session(store) as session:
-                assembled = _assemble(session, conversation_id, target).trajectories
+                assembled = _assemble(session, conversation_id, targets).trajectories
         except StoreError:
             raise
         except Exception:
@@ -242,21 +259,31 @@ def _branches_of(exchanges: Sequence[Exchange]) -> list[list[Exchange]]:
     return [[exchanges[index] for index in branch] for branch in branches(calls)]
 
 
-def _trajectory(branch: Sequence[Exchange], target: ConversationTarget) -> Trajectory:
+def _trajectory(branch: Sequence[Exchange], targets: ConversationTargets) -> Trajectory:
     last = branch[-1]
     assert last.body is not None
+    # An older version recorded no target. A client may name its customer from some request on.
+    target = targets.get(last.target)
+    customer = next((exchange.customer for exchange in branch if exchange.customer), "")
     return Trajectory(
         id=f"router-{digest([last.conversation_id, last.id])[:24]}",
         source=target.name,
-        split=target.split(last.conversation_id),
+        split=target.split(last.conversation_id, customer=customer),
         task_id=last.conversation_id,
         trial=0,
         model=last.model,
         temperature=0.0,
         messages=[*last.body["messages"], last.body["answer"]],
-        tools=last.body["tools"],
+        # Agents leave the tools out of a call that is to end a conversation.
+        tools=next((tools for exchange in reversed(branch) if (tools := (exchange.body or {})["tools"])), []),
         turns=[],
         reward=0.0,
         outcome=Outcome.UNKNOWN,
         end_cause=EndCause.SILENCE,
+        customer=customer,
+        started_at=min(_start(exchange) for exchange in branch),
     )
+
+
+def _start(exchange: Exchange) -> datetime:
+    return exchange.started_at or exchange.at - timedelta(seconds=exchange.seconds)

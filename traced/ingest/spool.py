@@ -162,7 +162,7 @@ def line_of(
         form: The ``Form`` of the request, "" if it is unknown.
     """
     # vars is used instead of asdict, whose deep copies took a fifth of the time of a request.
-    fields = vars(exchange) | {"at": exchange.at.isoformat(), "streamed": streamed, "form": form}
+    fields = _fields(exchange) | {"streamed": streamed, "form": form}
     fields["answer"] = answer.decode("utf-8", "replace")
     head = write_json(fields)
     raw = raw.removeprefix(codecs.BOM_UTF8)
@@ -175,8 +175,12 @@ def line_of(
 
 def complete_line(exchange: Exchange) -> bytes:
     """Return the spool line of an exchange that has a body."""
-    fields = vars(exchange) | {"at": exchange.at.isoformat()}
-    return write_json(fields) + b"\n"
+    return write_json(_fields(exchange)) + b"\n"
+
+
+def _fields(exchange: Exchange) -> dict[str, Any]:
+    started_at = exchange.started_at.isoformat() if exchange.started_at is not None else None
+    return vars(exchange) | {"at": exchange.at.isoformat(), "started_at": started_at}
 
 
 def _is_utf8(raw: bytes) -> bool:

@@ -3,7 +3,9 @@
 import asyncio
 import json
 import sqlite3
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import replace
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,7 @@ from traced.ingest.settlement import Scorers, settle_silent
 from traced.scoring.evidence import Labels, OutcomeSource, effective_outcome, feedback_on
 from traced.scoring.rule_file import read_rules
 from traced.scoring.rules import Decision, Rules
-from traced.targets.conversation_target import ConversationTarget
+from traced.targets.conversation_target import ConversationTarget, ConversationTargets
 
 RULES = """
 [databases.shop]
@@ -51,6 +53,7 @@ PAID_ORDER: list[dict[str, Any]] = [
 ]
 USELESS: list[dict[str, Any]] = [{"role": "user", "content": "You are useless."}]
 OTHER: list[dict[str, Any]] = [{"role": "user", "content": "Hello."}]
+ACME = ConversationTargets(ConversationTarget("acme", 0.5), ("billing",), 0.5)
 LABELS = Labels(["good"], ["bad"])
 
 
@@ -180,9 +183,9 @@ class Slow(Rules):
         return decision
 
 
-def exchange(number: int, messages: list[dict[str, Any]], text: str) -> Exchange:
+def exchange(number: int, messages: list[dict[str, Any]], text: str, conversation: str = "conv") -> Exchange:
     body = {"messages": messages, "tools": [], "answer": {"role": "assistant", "content": text}}
-    return Exchange(f"e{number}", "conv", later(number), "base", 200, 0.1, response_id=f"r{number}", body=body)
+    return Exchange(f"e{number}", conversation, later(number), "base", 200, 0.1, response_id=f"r{number}", body=body)
 
 
 def test_a_conversation_that_continues_during_a_decision_is_settled_later(tmp_path: Path) -> None:
@@ -200,7 +203,7 @@ def test_a_conversation_that_continues_during_a_decision_is_settled_later(tmp_pa
         save_exchanges(session, [exchange(1, USELESS, "Sorry.")])
     rules.on_decision = continue_conversation
     arguments: dict[str, Any] = {
-        "target": ConversationTarget("desk"),
+        "targets": ConversationTargets(ConversationTarget("desk"), (), 0.25),
         "scorers": Scorers(LABELS, rules),
         "now": later(60),
         "silence_s": 1,
@@ -216,14 +219,58 @@ def test_a_conversation_that_continues_during_a_decision_is_settled_later(tmp_pa
     store.dispose()
 
 
-def test_a_conversation_of_a_recorded_target_has_a_split(tmp_path: Path) -> None:
-    store = open_store(sqlite_url(tmp_path / "traced.db"))
+def trajectories_of(path: Path, exchanges: Sequence[Exchange], at: datetime) -> list[Trajectory]:
+    store = open_store(sqlite_url(path / "traced.db"))
     with write_session(store) as session:
-        save_exchanges(session, [exchange(1, USELESS, "Sorry.")])
-    recorded_for = ConversationTarget("acme", 0.5)
-    settle_silent(store, target=recorded_for, scorers=Scorers(LABELS), now=later(60), silence_s=1)
+        save_exchanges(session, exchanges)
+    settle_silent(store, targets=ACME, scorers=Scorers(LABELS), now=at, silence_s=1)
     with read_session(store) as session:
-        (trajectory,) = list_trajectories(session)
-    assert (trajectory.source, trajectory.split) == ("acme", recorded_for.split(trajectory.task_id))
-    assert trajectory.split
+        rows = list_trajectories(session)
     store.dispose()
+    return rows
+
+
+def test_a_conversation_belongs_to_the_target_of_its_request(tmp_path: Path) -> None:
+    exchanges = [
+        replace(exchange(1, USELESS, "Sorry.", conversation="c1"), target="billing"),
+        replace(exchange(2, USELESS, "Sorry.", conversation="c2"), target="acme"),
+        # Of an older version.
+        exchange(3, USELESS, "Sorry.", conversation="c3"),
+    ]
+    rows = {row.task_id: row for row in trajectories_of(tmp_path, exchanges, later(60))}
+    assert {task: row.source for task, row in rows.items()} == {"c1": "billing", "c2": "acme", "c3": "acme"}
+    assert {task: row.split for task, row in rows.items()} == {
+        task: ACME.get(row.source).split(task) for task, row in rows.items()
+    }
+    assert all(row.split for row in rows.values())
+
+
+def test_the_conversations_of_a_customer_are_in_one_split(tmp_path: Path) -> None:
+    exchanges = [
+        replace(exchange(number, USELESS, "Sorry.", conversation=f"c{number}"), customer=f"customer-{number % 5}")
+        for number in range(40)
+    ]
+    rows = trajectories_of(tmp_path, exchanges, later(60))
+    splits = {(row.customer, row.split) for row in rows}
+    assert len(rows) == 40
+    assert len(splits) == len({customer for customer, _ in splits}) == 5
+    assert len({split for _, split in splits}) == 2
+
+
+def test_a_conversation_starts_with_its_first_request_and_keeps_its_customer(tmp_path: Path) -> None:
+    first = replace(exchange(1, USELESS, "Sorry."), seconds=0.5, customer="customer-1")
+    [row] = trajectories_of(tmp_path, [first], later(60))
+    assert (row.started_at, row.customer) == (first.at - timedelta(seconds=0.5), "customer-1")
+    longer = [*USELESS, {"role": "assistant", "content": "Sorry."}, {"role": "user", "content": "Now it works."}]
+    [longer_row] = trajectories_of(tmp_path, [replace(exchange(90, longer, "Good."), started_at=later(70))], later(200))
+    assert longer_row.id != row.id
+    assert (longer_row.started_at, longer_row.customer, longer_row.split) == (row.started_at, "customer-1", row.split)
+
+
+def test_a_last_call_without_tools_takes_none_away(tmp_path: Path) -> None:
+    tools = [{"type": "function", "function": {"name": "search"}}]
+    longer = [*USELESS, {"role": "assistant", "content": "Sorry."}, {"role": "user", "content": "Bye."}]
+    first, last = exchange(1, USELESS, "Sorry."), exchange(2, longer, "Bye.")
+    first = replace(first, body={**(first.body or {}), "tools": tools})
+    [row] = trajectories_of(tmp_path, [first, last], later(60))
+    assert (len(row.messages), row.tools) == (4, tools)

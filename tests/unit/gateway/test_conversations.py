@@ -18,8 +18,10 @@ from traced.gateway.conversation_writer import ConversationWriter
 from traced.gateway.conversations import Conversation, Conversations, request_names
 from traced.gateway.errors import Refusal
 from traced.ingest.conversations import History, history_of
+from traced.ingest.customers import CustomerHash
 
 EXPIRY_S = 3600.0
+CUSTOMERS = CustomerHash(bytes(32))
 SYSTEM = {"role": "system", "content": "Be brief."}
 HELLO = {"role": "user", "content": "Hello, I need help with my order."}
 ANSWER = {"role": "assistant", "content": "Of course. What is the number of the order?"}
@@ -57,7 +59,7 @@ class Router:
     ) -> tuple[Conversation, History]:
         """Find the conversation of a request that gets no answer yet."""
         history = history_of(messages, key)
-        return await self.conversations.find(request_names(headers or {}, body, key), history, key), history
+        return await self.conversations.find(request_names(headers or {}, body, key, CUSTOMERS), history, key), history
 
     async def ask(
         self, messages: Sequence[Any], answer: Any = ANSWER, *, response_id: str = "", key: str = "", **options: Any
@@ -196,7 +198,7 @@ async def test_the_clients_own_name_comes_first(router: Router) -> None:
     assert (await router.ask([HELLO], metadata={"conversation_id": "ü" * 300})).id.startswith("id-")
     assert (await router.ask([HELLO], metadata={"conversation_id": 7})).id == "7"
     with pytest.raises(Refusal, match="1 to 200 printable ASCII"):
-        request_names({"X-Traced-Conversation": "ü"}, {}, "")
+        request_names({"X-Traced-Conversation": "ü"}, {}, "", CUSTOMERS)
 
 
 async def test_a_response_names_its_conversation(router: Router) -> None:

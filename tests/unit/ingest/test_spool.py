@@ -30,7 +30,7 @@ from traced.ingest.settlement import Scorers, settle_silent
 from traced.ingest.spool import Spool, line_of
 from traced.scoring.evidence import Labels
 from traced.scoring.rules import Decision, Rules
-from traced.targets.conversation_target import ConversationTarget
+from traced.targets.conversation_target import ConversationTarget, ConversationTargets
 
 
 @pytest.fixture
@@ -267,8 +267,8 @@ async def test_failing_rules_leave_a_conversation_unknown_but_stored(tmp_path: P
     await spool.flush()
     Recorder(load_settings(tmp_path), store).store_files()
     scorers = Scorers(Labels((), ()), cast(Rules, BrokenRules()))
-    target, now = ConversationTarget("desk"), T0 + timedelta(days=1)
-    assert settle_silent(store, target=target, scorers=scorers, now=now, silence_s=1.0) == 1
+    targets, now = ConversationTargets(ConversationTarget("desk"), (), 0.25), T0 + timedelta(days=1)
+    assert settle_silent(store, targets=targets, scorers=scorers, now=now, silence_s=1.0) == 1
     with read_session(store) as session:
         (trajectory_row,) = list_trajectories(session, TrajectoryFilter(source="desk"))
     assert trajectory_row.outcome is Outcome.UNKNOWN

@@ -196,9 +196,11 @@ def save_conversation(session: Session) -> None:
     serving.save_routes(session, [route])
     body = {"messages": [{"role": "user", "content": "Which day?"}], "tools": TOOLS, "answer": None}
     exchange = Exchange("exchange-1", "conv-1", later(10), "date-reasoning@v1", 200, 0.5, 3, 2, body=body)
+    exchange = replace(exchange, target="acme", customer="c0ffee", started_at=later(9))
     serving.save_exchanges(session, [exchange])
     items = [{"role": "user", "content": "Which day?"}]
     save_responses(session, [StoredResponse("resp_1", "agent", later(10), items, {"id": "resp_1", "output": []})])
-    serving.save_key(session, RouterKey("agent", "0" * 64, 60, later(9)))
+    serving.save_key(session, RouterKey("agent", "0" * 64, 60, later(9), target="acme"))
+    serving.customer_key(session, "0" * 64)
     routers.add_engine(session, "http://10.0.0.5:8000", at=later(9))
     serving.save_feedback(session, Feedback("conv-1", later(11), score=0.5, comment="so so", who="Ada"))

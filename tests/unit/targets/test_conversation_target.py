@@ -32,7 +32,14 @@ from traced.pipeline.evaluate import evaluate
 from traced.pipeline.report import report
 from traced.pipeline.runner import InProcessRunner
 from traced.pipeline.stages import cycle_stages
-from traced.targets.conversation_target import HELD_OUT, TRAIN, ConversationTarget, conversation_target
+from traced.targets.conversation_target import (
+    EXCLUDED,
+    HELD_OUT,
+    TRAIN,
+    ConversationTarget,
+    conversation_target,
+    conversation_targets,
+)
 from traced.targets.registry import check_playable, target
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -51,6 +58,34 @@ def test_all_conversations_of_a_task_are_in_one_split_that_stays() -> None:
     assert all(larger.split(task) == HELD_OUT for task, split in splits.items() if split == HELD_OUT)
     other = ConversationTarget("other", 0.25)
     assert any(other.split(task) != split for task, split in splits.items())
+
+
+def test_neither_a_customer_nor_a_task_is_in_both_splits() -> None:
+    acme = ConversationTarget("acme", 0.25)
+    pairs = [(f"customer-{number % 41}", f"task {number % 37}") for number in range(41 * 37)]
+    splits = {pair: acme.split("", customer=pair[0], task=pair[1]) for pair in pairs}
+    for side in (0, 1):
+        in_use = {split: {pair[side] for pair in pairs if splits[pair] == split} for split in (TRAIN, HELD_OUT)}
+        assert all(in_use.values())
+        assert not in_use[TRAIN] & in_use[HELD_OUT]
+    # One customer with several conversations, and several customers with one task, are decided by the same digests.
+    alone = {customer: acme.split("any", customer=customer) for customer, _ in pairs}
+    assert all(splits[pair] in (alone[pair[0]], EXCLUDED) for pair in pairs)
+    assert set(splits.values()) == {TRAIN, HELD_OUT, EXCLUDED}
+
+
+def test_a_further_target_has_no_episodes(tmp_path: Path) -> None:
+    settings = load_settings(tmp_path, {"serving.targets": ["acme"], "target.held_out": 0.5})
+    targets = conversation_targets(settings)
+    assert targets.names == ["desk", "acme"]
+    assert targets.get("") == targets.get("desk") == ConversationTarget("desk")
+    assert targets.get("acme") == targets.configured("acme") == ConversationTarget("acme", 0.5)
+    assert targets.get("of a key") == ConversationTarget("of a key", 0.5)
+    with pytest.raises(ConfigError, match="'other' is unknown; known: desk, acme") as error:
+        targets.configured("other")
+    assert "serving" in (error.value.hint or "")
+    with pytest.raises(ConfigError, match="desk, which is a target with episodes"):
+        conversation_targets(load_settings(tmp_path, ACME | {"serving.targets": ["desk"]}))
 
 
 def test_a_target_that_can_be_played_gives_its_conversations_no_split(tmp_path: Path) -> None:
@@ -210,6 +245,45 @@ def test_an_import_belongs_to_the_target_and_has_splits(settings: Settings, conv
     assert not {row.id for row in imported(store, other, conversations)} & {row.id for row in rows}
     with read_session(store) as session:
         assert list_cycles(session) == []
+    store.dispose()
+
+
+def test_an_import_names_customers_tasks_and_times(settings: Settings, tmp_path: Path) -> None:
+    hello = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}]
+    records: list[dict[str, Any]] = [
+        {"id": "1", "user": "Ada", "created_at": "2026-01-02T03:04:05+02:00"},
+        {"id": "2", "metadata": {"customer_id": "Ada", "timestamp": 1767315845}},
+        {"id": "3", "request": {"messages": hello, "user": "Ada"}, "response": {"choices": [{"message": hello[1]}]}},
+        {"id": "4", "task_id": "refund"},
+        {"id": "5", "task_id": "refund", "trial": 1},
+        {"id": "6"},
+        *({"id": f"a{number}", "customer": "Ada", "task_id": f"task {number}"} for number in range(40)),
+    ]
+    path = tmp_path / "conversations.jsonl"
+    path.write_text("\n".join(json.dumps({"messages": hello, **record}) for record in records))
+    store = open_store(settings.store_url)
+    rows = {row.task_id + str(row.trial or ""): row for row in imported(store, settings, path)}
+    assert rows["1"].started_at == datetime(2026, 1, 2, 1, 4, 5, tzinfo=UTC)
+    assert rows["2"].started_at == datetime(2026, 1, 2, 1, 4, 5, tzinfo=UTC)
+    assert rows["3"].started_at is None
+    assert len({rows[name].customer for name in "123"}) == 1
+    assert rows["1"].customer.startswith("customer-")
+    assert len({rows[name].split for name in "123"}) == 1
+    assert "Ada" not in json.dumps([vars(row) for row in rows.values()], default=str)
+    assert (rows["refund"].split, rows["refund"].customer) == (rows["refund1"].split, "")
+    assert rows["6"].split == conversation_target(settings).split("6")
+    assert {rows[f"task {number}"].split for number in range(40)} == {rows["1"].split, EXCLUDED}
+    store.dispose()
+
+
+def test_an_import_names_a_target(settings: Settings, conversations: Path) -> None:
+    settings = load_settings(settings.data_dir, ACME | {"serving.targets": ["billing"]})
+    store = open_store(settings.store_url)
+    with pytest.raises(ConfigError, match="'biling' is unknown; known: acme, billing"):
+        import_file(store, settings, ImportRequest(conversations, target="biling"), at=NOW)
+    assert import_file(store, settings, ImportRequest(conversations, target="billing"), at=NOW).source == "billing"
+    with read_session(store) as session:
+        assert {row.source for row in list_trajectories(session)} == {"billing"}
     store.dispose()
 
 

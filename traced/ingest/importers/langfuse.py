@@ -10,12 +10,13 @@ camel case or snake case. Not covered: CSV, media, scores of sessions.
 
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from traced.ingest.importers.errors import RecordFormatError
 from traced.ingest.importers.json_file import first_keys, is_array, read_head
 from traced.ingest.importers.messages import Fields, read_input, read_output, tools_of, type_name
-from traced.ingest.importers.reader import ImportJob, ResumePoint, Step
+from traced.ingest.importers.reader import CUSTOMER_FIELDS, ImportJob, ResumePoint, Step
 from traced.ingest.importers.traces import MAX_ERROR_LENGTH, Call, Score, read_traces, redacted_score
 
 SOURCE = "langfuse"
@@ -48,20 +49,25 @@ def _parse_trace(job: ImportJob, record: Fields) -> Iterator[Call | Score]:
     trace_id = str(record.get("id") or "")
     if not trace_id:
         raise RecordFormatError("the trace has no 'id'")
+    customer = _customer(job, record)
     for observation in _get(record, "observations"):
         # A trace of the list endpoint holds only the ids of its observations.
         if isinstance(observation, Mapping):
-            yield from _parse_observation(job, observation, trace_id)
+            yield from _parse_observation(job, observation, trace_id, customer)
     yield from _parse_scores(job, record, trace_id, "")
 
 
-def _parse_observation(job: ImportJob, observation: Fields, trace_id: str) -> Iterator[Call | Score]:
+def _parse_observation(
+    job: ImportJob, observation: Fields, trace_id: str, customer: str = ""
+) -> Iterator[Call | Score]:
     call_id = str(observation.get("id") or "")
     trace_id = str(_get(observation, "traceId") or trace_id or call_id)
     if not call_id:
         raise RecordFormatError("the observation has no 'id'")
     if str(observation.get("type")).upper() == CALL_TYPE:
-        yield _parse_call(job, observation, trace_id, call_id)
+        yield replace(
+            _parse_call(job, observation, trace_id, call_id), customer=_customer(job, observation) or customer
+        )
     yield from _parse_scores(job, observation, trace_id, call_id)
 
 
@@ -84,6 +90,12 @@ def _parse_call(job: ImportJob, observation: Fields, trace_id: str, call_id: str
         tools=job.clean_tools(tools),
         error=job.clean(str(_get(observation, "statusMessage") or ""))[:MAX_ERROR_LENGTH] if failed else "",
     )
+
+
+def _customer(job: ImportJob, record: Fields) -> str:
+    metadata = record.get("metadata")
+    of_metadata = job.customer(metadata, CUSTOMER_FIELDS) if isinstance(metadata, Mapping) else ""
+    return job.customer(record, CUSTOMER_FIELDS) or of_metadata
 
 
 def _parse_scores(job: ImportJob, record: Fields, trace_id: str, call_id: str) -> Iterator[Score]:

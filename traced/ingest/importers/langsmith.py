@@ -13,7 +13,7 @@ from typing import Any
 
 from traced.ingest.importers.errors import RecordFormatError
 from traced.ingest.importers.messages import Fields, read_input, read_output, tools_of, type_name
-from traced.ingest.importers.reader import ImportJob, ResumePoint, Step
+from traced.ingest.importers.reader import CUSTOMER_FIELDS, ImportJob, ResumePoint, Step
 from traced.ingest.importers.traces import MAX_ERROR_LENGTH, Call, Score, read_traces, redacted_score
 
 SOURCE = "langsmith"
@@ -73,7 +73,13 @@ def _parse_call(job: ImportJob, run: Fields, trace_id: str, run_id: str) -> Call
         answer=job.clean_messages(reply),
         tools=job.clean_tools(tools),
         error=job.clean(str(run.get("error") or ""))[:MAX_ERROR_LENGTH],
+        customer=job.customer(_metadata(extra), CUSTOMER_FIELDS),
     )
+
+
+def _metadata(extra: object) -> Fields:
+    metadata = extra.get("metadata") if isinstance(extra, Mapping) else None
+    return metadata if isinstance(metadata, Mapping) else {}
 
 
 def _feedback_scores(stats: object) -> Iterator[tuple[str, Any]]:

@@ -2,7 +2,9 @@
 
 A record is a whole conversation, or a request with its answer as in batch files, ``{"request", "response"}``, in the
 chat or the responses form. The outcome is the first of ``OUTCOME_KEYS`` with a valid value in the record or its
-``metadata``. Without a valid value the outcome is unknown, never failure. Not covered: preference pairs, and the name
+``metadata``. Without a valid value the outcome is unknown, never failure. ``task_id`` names the task, else the id of
+the conversation does; ``customer``, ``user`` and the like name the customer; ``started_at`` and the like the time. Not
+covered: preference pairs, and the name
 of the model that answered.
 """
 
@@ -11,10 +13,12 @@ from typing import Any
 
 from store.types import Message, Outcome, Trajectory
 from traced.ingest.conversations import opening_id
+from traced.ingest.customers import USER_FIELDS
 from traced.ingest.importers.errors import BadRecord, RecordFormatError
 from traced.ingest.importers.json_file import Record
 from traced.ingest.importers.messages import Fields, chat_messages, read_message, tools_of, type_name
 from traced.ingest.importers.reader import (
+    CUSTOMER_FIELDS,
     UNKNOWN_OUTCOME,
     ImportJob,
     OutcomeReward,
@@ -25,13 +29,17 @@ from traced.ingest.importers.reader import (
     make_resume_point,
     outcome_of_value,
     records,
+    time_of_value,
     trajectory,
 )
 from traced.ingest.responses import messages_of, read_answer
 
 SOURCE = "openai"
 OUTCOME_KEYS = ("reward", "score", "outcome", "label", "success")
-TASK_KEYS = ("id", "custom_id", "task_id", "conversation_id", "session_id")
+SHARED_TASK_KEY = "task_id"
+TIME_KEYS = ("started_at", "start_time", "created_at", "created", "timestamp")
+# The names of a conversation, which is the task where none is named.
+NAME_KEYS = ("id", "custom_id", "conversation_id", "session_id")
 TOO_MANY_REQUESTS, SERVER_ERROR = 429, 500
 
 
@@ -75,10 +83,15 @@ def _trajectory(job: ImportJob, record: Record) -> Trajectory:
     redacted: list[Message] = job.clean_messages(dialogue)
     definitions = tools_of(request.get("tools")) or tools_of(request.get("functions"))
     trial = value.get("trial")
+    task, name = _first_name(value, (SHARED_TASK_KEY,)), _first_name(value, NAME_KEYS)
+    times = (time_of_value(time) for time in _field_values(value, TIME_KEYS))
     return trajectory(
         SOURCE,
         job,
-        task_id=job.clean(_task_name(value) or opening_id(redacted, "")),
+        task_id=job.clean(task or name or opening_id(redacted, "")),
+        customer=_customer(job, value, request),
+        started_at=next((time for time in times if time is not None), None),
+        is_shared_task=bool(task),
         trial=trial if isinstance(trial, int) and 0 <= trial < 1 << 31 else 0,
         messages=redacted,
         tools=job.clean_tools(definitions),
@@ -110,11 +123,15 @@ def _body(value: object) -> Fields:
     return body if isinstance(body, Mapping) else {}
 
 
-def _task_name(value: Fields) -> str:
-    """Return the task id in the record or its metadata, or ""."""
-    return next(
-        (str(name) for name in _field_values(value, TASK_KEYS) if isinstance(name, str | int) and name != ""), ""
-    )
+def _first_name(value: Fields, keys: tuple[str, ...]) -> str:
+    """Return the first of these fields of the record or its metadata that is a name, or ""."""
+    return next((str(name) for name in _field_values(value, keys) if isinstance(name, str | int) and name != ""), "")
+
+
+def _customer(job: ImportJob, value: Fields, request: Fields) -> str:
+    metadata = [fields["metadata"] for fields in (value, request) if isinstance(fields.get("metadata"), Mapping)]
+    customers = (job.customer(fields, (*CUSTOMER_FIELDS, *USER_FIELDS)) for fields in (value, request, *metadata))
+    return next((customer for customer in customers if customer), "")
 
 
 def _outcome(job: ImportJob, value: Fields) -> OutcomeReward:

@@ -9,12 +9,14 @@ import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 from store.content import digest
 from store.text import replace_surrogates
 from store.types import EndCause, Message, Outcome, Tool, Trajectory
+from traced.ingest.customers import CustomerHash
 from traced.ingest.importers.errors import BadRecord, UnreadableFile
 from traced.ingest.importers.json_file import (
     BOM_BYTES,
@@ -30,12 +32,19 @@ from traced.ingest.importers.json_file import (
 from traced.ingest.redaction import Redactor
 from traced.scoring.evidence import Labels
 from traced.scoring.rules import SUCCESS_THRESHOLD
+from traced.targets.conversation_target import ConversationTarget
 
 # JSON from which a reader resumes: the position in the file, and further data that the format needs.
 ResumePoint = dict[str, Any]
 OutcomeReward = tuple[Outcome, float]
 
 MAX_KEY_LENGTH = 200
+NO_TARGET = ConversationTarget("")
+# Fields of a record, or of its metadata, that name the customer.
+CUSTOMER_FIELDS = ("customer", "customer_id", "user_id", "userId", "user", "end_user_id")
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+# A time in the year 2242; later time stamps are in other units.
+MAX_TIMESTAMP_S = 2**33
 UNKNOWN_OUTCOME: OutcomeReward = (Outcome.UNKNOWN, 0.0)
 
 
@@ -52,6 +61,8 @@ class ImportJob:
         score: The name of the only score that decides the outcome; None for all scores together.
         strict: Whether every bad record is reported before the first trajectory.
         redacts_fields: Whether fields are redacted by name, which works in valid JSON only.
+        target: The target of the conversations, which gives them their split; by default none.
+        customers: Hashes the names of customers; None: they are not read.
     """
 
     path: Path
@@ -62,6 +73,12 @@ class ImportJob:
     score: str | None = None
     strict: bool = False
     redacts_fields: bool = False
+    target: ConversationTarget = NO_TARGET
+    customers: CustomerHash | None = None
+
+    def customer(self, fields: Mapping[str, Any], names: Sequence[str]) -> str:
+        """Return the hash of the first customer's name in these fields, "" without one."""
+        return self.customers.first(fields, names) if self.customers is not None else ""
 
     def clean(self, value: object) -> Any:
         """Return a redacted copy of a JSON value."""
@@ -188,14 +205,22 @@ def trajectory(
     judgement: OutcomeReward,
     trial: int = 0,
     detail: str = "",
+    customer: str = "",
+    started_at: datetime | None = None,
+    is_shared_task: bool = False,
 ) -> Trajectory:
-    """Return an imported trajectory, whose id is derived from its content."""
+    """Return an imported trajectory, whose id is derived from its content.
+
+    Args:
+        customer: The hash of its customer's name.
+        is_shared_task: Whether several customers may have the task; else its id names this conversation.
+    """
     task = storable(task_id)
     # The outcome is not part of the id, because a later file may state it for the same trajectory.
     return Trajectory(
         id=f"{source}-{digest([source, job.agent, task, trial, messages])[:32]}",
         source=source,
-        split="",
+        split=job.target.split(task, customer=customer, task=task if is_shared_task else ""),
         task_id=task,
         trial=trial,
         model=job.agent,
@@ -207,7 +232,22 @@ def trajectory(
         outcome=judgement[0],
         end_cause=EndCause.IMPORTED,
         detail=detail,
+        customer=customer,
+        started_at=started_at,
     )
+
+
+def time_of_value(value: object) -> datetime | None:
+    """Return the time that a value of a record means: ISO 8601 (UTC without a zone), or Unix seconds; None if none."""
+    try:
+        if isinstance(value, str):
+            time = datetime.fromisoformat(value)
+            return time.replace(tzinfo=UTC) if time.tzinfo is None else time.astimezone(UTC)
+        if isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < MAX_TIMESTAMP_S:
+            return EPOCH + timedelta(seconds=value)
+    except (ValueError, OverflowError):
+        pass
+    return None
 
 
 def storable(text: str) -> str:

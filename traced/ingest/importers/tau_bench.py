@@ -30,6 +30,7 @@ from traced.ingest.importers.reader import (
     records,
     storable,
     text_size,
+    time_of_value,
     trajectory,
 )
 
@@ -206,7 +207,7 @@ def _trajectory_of_run(
     return Trajectory(
         id=hashlib.sha256(identity.encode()).hexdigest(),
         source=TAU_BENCH,
-        split="",
+        split=job.target.split(task_id),
         task_id=task_id,
         trial=trial,
         model=job.agent,
@@ -250,6 +251,7 @@ def _parse_simulation(job: ImportJob, value: object) -> ParsedRun:
             tools=tools,
             judgement=judgement,
             detail=detail,
+            started_at=time_of_value(value.get("start_time")),
         )
 
     return messages, build

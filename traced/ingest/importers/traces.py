@@ -34,6 +34,7 @@ from traced.ingest.importers.reader import (
     records,
     storable,
     text_size,
+    time_of_value,
     trajectory,
 )
 
@@ -59,8 +60,8 @@ CREATE TABLE IF NOT EXISTS scores
 class Call:
     """One model call.
 
-    ``task`` is the redacted id of the call's trace, ``at`` a time stamp by which calls are sorted, and ``answer`` is
-    None for a failed call.
+    ``task`` is the redacted id of the call's trace, ``at`` a time stamp by which calls are sorted, ``answer`` is None
+    for a failed call, and ``customer`` is the hash of the customer's name.
     """
 
     trace: str
@@ -71,6 +72,7 @@ class Call:
     answer: Message | None
     tools: list[Tool]
     error: str = ""
+    customer: str = ""
 
 
 @dataclass(frozen=True)
@@ -267,6 +269,8 @@ def _trajectory(source: str, job: ImportJob, chain: Sequence[Call], scores: Sequ
         tools=next((call.tools for call in reversed(chain) if call.tools), []),
         judgement=judgement,
         detail=last.error if last.answer is None else "",
+        customer=next((call.customer for call in chain if call.customer), ""),
+        started_at=time_of_value(chain[0].at),
     )
 
 

@@ -32,6 +32,7 @@ CHOICE = "gen_ai.choice"
 MESSAGE_EVENTS = {f"gen_ai.{role}.message": role for role in ("system", "user", "assistant", "tool")}
 MESSAGE_KEYS = ("gen_ai.input.messages", "gen_ai.prompt.0.role", "gen_ai.prompt", "llm.input_messages.0.message.role")
 CONVERSATION_KEYS = ("gen_ai.conversation.id", "session.id", "traceloop.association.properties.session_id")
+CUSTOMER_KEYS = ("user.id", "enduser.id", "traceloop.association.properties.user_id")
 MODEL_KEYS = ("gen_ai.response.model", "gen_ai.request.model", "llm.response.model_name", "llm.model_name")
 PROMPT_TOKEN_KEYS = ("gen_ai.usage.input_tokens", "gen_ai.usage.prompt_tokens", "llm.token_count.prompt")
 COMPLETION_TOKEN_KEYS = ("gen_ai.usage.output_tokens", "gen_ai.usage.completion_tokens", "llm.token_count.completion")
@@ -64,7 +65,10 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class Call:
-    """One LLM call; ``answer`` is None if the call failed. Text and counts that the sender left out are "" and 0."""
+    """One LLM call; ``answer`` is None if the call failed. Text and counts that the sender left out are "" and 0.
+
+    ``customer`` is the name of the agent's user, which must not be stored.
+    """
 
     messages: list[Message]
     answer: Message | None
@@ -74,6 +78,7 @@ class Call:
     conversation: str
     prompt_tokens: int
     completion_tokens: int
+    customer: str = ""
 
 
 @dataclass
@@ -104,9 +109,13 @@ def evaluation_of(event: Event, key_id: str, references: Mapping[str, str] | Non
         "comment": text_of(attributes.get("gen_ai.evaluation.explanation")),
         "who": f"otlp {text_of(attributes.get('gen_ai.evaluation.name'))}".strip(),
     }
-    seconds = event.at / 1e9
-    at = EPOCH + timedelta(seconds=seconds) if 0 < seconds < MAX_TIMESTAMP_S else None
-    return Evaluation(feedback, at, key_id, event)
+    return Evaluation(feedback, time_of(event.at), key_id, event)
+
+
+def time_of(nanoseconds: int) -> datetime | None:
+    """Return the time of a Unix time stamp; None if it is invalid."""
+    seconds = nanoseconds / 1e9
+    return EPOCH + timedelta(seconds=seconds) if 0 < seconds < MAX_TIMESTAMP_S else None
 
 
 def is_call(span: Span) -> bool:
@@ -160,6 +169,7 @@ def _read(span: Span, events: Sequence[Event]) -> Call | None:
         conversation=_text(combined, CONVERSATION_KEYS),
         prompt_tokens=_count(combined, PROMPT_TOKEN_KEYS),
         completion_tokens=_count(combined, COMPLETION_TOKEN_KEYS),
+        customer=_text(combined, CUSTOMER_KEYS),
     )
 
 

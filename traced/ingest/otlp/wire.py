@@ -57,6 +57,7 @@ class Span:
     detail: str = ""
     dropped: int = 0
     size: int = 0
+    started_ns: int = 0  # Unix time, 0 if the sender does not say
 
 
 @dataclass(frozen=True)
@@ -262,6 +263,7 @@ def _span(span: Any, shared: dict[str, Any]) -> Span:
         detail=span.status.message,
         dropped=span.dropped_attributes_count + span.dropped_events_count,
         size=span.ByteSize(),
+        started_ns=span.start_time_unix_nano,
     )
 
 

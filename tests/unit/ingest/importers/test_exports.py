@@ -80,7 +80,7 @@ def test_lines_an_array_and_an_api_page_give_the_same(name: str, tmp_path: Path)
 def test_redaction_comes_before_anything_is_written(name: str, tmp_path: Path) -> None:
     redactor = Redactor(["order 1[0-9]", "too many requests"], ["state"])
     trajectories, _ = read(name.partition("-")[0], EXPORTS / name, redactor=redactor)
-    text = json.dumps([vars(trajectory) for trajectory in trajectories])
+    text = json.dumps([vars(trajectory) for trajectory in trajectories], default=str)
     assert "order 17" not in text
     assert "on its way" not in json.dumps([trajectory.messages[3:4] for trajectory in trajectories])
     assert "too many requests" not in text

@@ -45,7 +45,7 @@ CREATE TABLE alembic_version (
 	version_num VARCHAR(32) NOT NULL, 
 	CONSTRAINT alembic_version_pkc PRIMARY KEY (version_num)
 );
-INSERT INTO "alembic_version" VALUES('0014');
+INSERT INTO "alembic_version" VALUES('0015');
 CREATE TABLE api_tokens (
 	name VARCHAR NOT NULL, 
 	role VARCHAR NOT NULL, 
@@ -147,6 +147,12 @@ CREATE TABLE conversations (
 	CONSTRAINT pk_conversations PRIMARY KEY (id)
 );
 INSERT INTO "conversations" VALUES('conv-1','date-reasoning@v1','{"date-reasoning@v1":-0.1}',0.02,'','2026-03-14 09:27:02.589793',NULL,0);
+CREATE TABLE customer_keys (
+	id INTEGER NOT NULL, 
+	"key" VARCHAR NOT NULL, 
+	CONSTRAINT pk_customer_keys PRIMARY KEY (id)
+);
+INSERT INTO "customer_keys" VALUES(1,'0000000000000000000000000000000000000000000000000000000000000000');
 CREATE TABLE cycles (
 	id VARCHAR NOT NULL, 
 	target VARCHAR NOT NULL, 
@@ -208,10 +214,10 @@ CREATE TABLE exchanges (
 	detail TEXT NOT NULL, 
 	body BLOB, 
 	settled_at DATETIME, 
-	trajectory_id VARCHAR, shadow_of VARCHAR, 
+	trajectory_id VARCHAR, shadow_of VARCHAR, target VARCHAR DEFAULT '' NOT NULL, customer VARCHAR DEFAULT '' NOT NULL, started_at DATETIME, 
 	CONSTRAINT pk_exchanges PRIMARY KEY (id)
 );
-INSERT INTO "exchanges" VALUES('exchange-1','conv-1','2026-03-14 09:27:03.589793','date-reasoning@v1',200,0.5,3,2,'','','',X'28B52FFD20B20D0400F2881B1C80A76903DD515BAC986C54D8DD502242B0633109054E294893A047054BA9E4CCF902BD6333ACE564438C44FA64B3BCE8040268D6FCFE3879909418B0276CFE71CE8B191F1A8B2E19B0F988B20A716D86658272D2A0404651B079EF7B886C9CD7C4E62B4C2F00663D71547F780905009F104B884AAF705797BD940E0A0A',NULL,NULL,NULL);
+INSERT INTO "exchanges" VALUES('exchange-1','conv-1','2026-03-14 09:27:03.589793','date-reasoning@v1',200,0.5,3,2,'','','',X'28B52FFD20B20D0400F2881B1C80A76903DD515BAC986C54D8DD502242B0633109054E294893A047054BA9E4CCF902BD6333ACE564438C44FA64B3BCE8040268D6FCFE3879909418B0276CFE71CE8B191F1A8B2E19B0F988B20A716D86658272D2A0404651B079EF7B886C9CD7C4E62B4C2F00663D71547F780905009F104B884AAF705797BD940E0A0A',NULL,NULL,NULL,'acme','c0ffee','2026-03-14 09:27:02.589793');
 CREATE TABLE faults (
 	cycle_id VARCHAR NOT NULL, 
 	trajectory_id VARCHAR NOT NULL, 
@@ -415,11 +421,11 @@ CREATE TABLE router_keys (
 	hash VARCHAR NOT NULL, 
 	per_minute INTEGER NOT NULL, 
 	created_at DATETIME NOT NULL, 
-	revoked_at DATETIME, 
+	revoked_at DATETIME, target VARCHAR DEFAULT '' NOT NULL, 
 	CONSTRAINT pk_router_keys PRIMARY KEY (id), 
 	CONSTRAINT uq_router_keys_hash UNIQUE (hash)
 );
-INSERT INTO "router_keys" VALUES('agent','0000000000000000000000000000000000000000000000000000000000000000',60,'2026-03-14 09:27:02.589793',NULL);
+INSERT INTO "router_keys" VALUES('agent','0000000000000000000000000000000000000000000000000000000000000000',60,'2026-03-14 09:27:02.589793',NULL,'acme');
 CREATE TABLE routers (
 	id VARCHAR NOT NULL, 
 	seen_at DATETIME NOT NULL, 
@@ -504,14 +510,14 @@ CREATE TABLE trajectories (
 	end_cause VARCHAR NOT NULL, 
 	parts JSON NOT NULL, 
 	detail TEXT NOT NULL, 
-	cycle_id VARCHAR, 
+	cycle_id VARCHAR, customer VARCHAR DEFAULT '' NOT NULL, started_at DATETIME, 
 	CONSTRAINT pk_trajectories PRIMARY KEY (id), 
 	CONSTRAINT fk_trajectories_cycle_id FOREIGN KEY(cycle_id) REFERENCES cycles (id), 
 	CONSTRAINT fk_trajectories_toolset_hash FOREIGN KEY(toolset_hash) REFERENCES toolsets (hash)
 );
-INSERT INTO "trajectories" VALUES('t1','c4b61caac9f3763a04e61fcb838ec8976fbe48d0970d662a309069656f6815df','desk','train','41',0,'base',1.0,'[{"role":"system","content":"Be exact. \u2028 \ud800 \u0000"},{"role":"user","content":"I am t1"},{"role":"assistant","content":null,"tool_calls":[{"z":1,"a":2}]}]','a7be2e43c68c0fee64c2de252c2b65d3cf6a1c6e21a262bd0284ce81b072264f',0.25,'failure','done','{"state":0.5}','','c1');
-INSERT INTO "trajectories" VALUES('t2','241cad29a0f978c73e63e72c0ebe1e89772a44c0cbc899e3744bb3e41e927465','desk','train','41',1,'base',1.0,'[{"role":"system","content":"Be exact. \u2028 \ud800 \u0000"},{"role":"user","content":"I am t2"},{"role":"assistant","content":null,"tool_calls":[{"z":1,"a":2}]}]','a7be2e43c68c0fee64c2de252c2b65d3cf6a1c6e21a262bd0284ce81b072264f',1.0,'success','done','{"state":0.5}','','c1');
-INSERT INTO "trajectories" VALUES('t3','8e3141d6b25af8dcb29a74fc033bd9220fe384ef816c2fc3d4132a48c510c552','desk','test','41',0,'date-reasoning@v1',1.0,'[{"role":"system","content":"Be exact. \u2028 \ud800 \u0000"},{"role":"user","content":"I am t3"},{"role":"assistant","content":null,"tool_calls":[{"z":1,"a":2}]}]','a7be2e43c68c0fee64c2de252c2b65d3cf6a1c6e21a262bd0284ce81b072264f',1.0,'success','done','{"state":0.5}','','c1');
+INSERT INTO "trajectories" VALUES('t1','c4b61caac9f3763a04e61fcb838ec8976fbe48d0970d662a309069656f6815df','desk','train','41',0,'base',1.0,'[{"role":"system","content":"Be exact. \u2028 \ud800 \u0000"},{"role":"user","content":"I am t1"},{"role":"assistant","content":null,"tool_calls":[{"z":1,"a":2}]}]','a7be2e43c68c0fee64c2de252c2b65d3cf6a1c6e21a262bd0284ce81b072264f',0.25,'failure','done','{"state":0.5}','','c1','',NULL);
+INSERT INTO "trajectories" VALUES('t2','241cad29a0f978c73e63e72c0ebe1e89772a44c0cbc899e3744bb3e41e927465','desk','train','41',1,'base',1.0,'[{"role":"system","content":"Be exact. \u2028 \ud800 \u0000"},{"role":"user","content":"I am t2"},{"role":"assistant","content":null,"tool_calls":[{"z":1,"a":2}]}]','a7be2e43c68c0fee64c2de252c2b65d3cf6a1c6e21a262bd0284ce81b072264f',1.0,'success','done','{"state":0.5}','','c1','',NULL);
+INSERT INTO "trajectories" VALUES('t3','8e3141d6b25af8dcb29a74fc033bd9220fe384ef816c2fc3d4132a48c510c552','desk','test','41',0,'date-reasoning@v1',1.0,'[{"role":"system","content":"Be exact. \u2028 \ud800 \u0000"},{"role":"user","content":"I am t3"},{"role":"assistant","content":null,"tool_calls":[{"z":1,"a":2}]}]','a7be2e43c68c0fee64c2de252c2b65d3cf6a1c6e21a262bd0284ce81b072264f',1.0,'success','done','{"state":0.5}','','c1','',NULL);
 CREATE TABLE trajectory_turns (
 	trajectory_id VARCHAR NOT NULL, 
 	turns INTEGER NOT NULL, 
