@@ -29,8 +29,8 @@ def test_init_for_an_agent_without_a_simulator(traced: Traced, tmp_path: Path) -
         for key, value in keys.items()
     }
     assert {key: value for key, value in settings.items() if value != {}} == agent_settings("shop")
-    kept = traced("init", "--agent", "store")
-    assert 'target.name = "store"' in kept.out
+    second = traced("init", "--agent", "store")
+    assert 'target.name = "store"' in second.out
     assert tomllib.loads(path.read_text())["target"]["name"] == "shop"
     for name, reason in (("desk", "desk is a target of traced"), ("a b", "'a b' is no name of an agent")):
         result = traced("init", "--agent", name)

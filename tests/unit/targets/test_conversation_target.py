@@ -69,8 +69,8 @@ def test_neither_a_customer_nor_a_task_is_in_both_splits() -> None:
         assert all(in_use.values())
         assert not in_use[TRAIN] & in_use[HELD_OUT]
     # One customer with several conversations, and several customers with one task, are decided by the same digests.
-    alone = {customer: acme.split("any", customer=customer) for customer, _ in pairs}
-    assert all(splits[pair] in (alone[pair[0]], EXCLUDED) for pair in pairs)
+    by_customer = {customer: acme.split("any", customer=customer) for customer, _ in pairs}
+    assert all(splits[pair] in (by_customer[pair[0]], EXCLUDED) for pair in pairs)
     assert set(splits.values()) == {TRAIN, HELD_OUT, EXCLUDED}
 
 
