@@ -24,6 +24,7 @@ from sandbox.admission.oracle_mutations import oracle_mutations
 from sandbox.admission.shortcuts import exploits, floor
 from sandbox.admission.solvability import BaseRewards, oracle, spread
 from sandbox.admission.static_analysis import inspect_source
+from sandbox.admission.target_texts import TargetTexts
 from sandbox.client import SandboxSource
 from sandbox.contract import Tool
 from sandbox.errors import EngineDown, EpisodeLost, ImageMissing, SandboxError, WorkerDied
@@ -61,6 +62,7 @@ async def admit(
     target_tools: list[Tool] | None,
     target_error_examples: list[str],
     base_rewards: BaseRewards | None,
+    target_texts: TargetTexts | None = None,
     thresholds: Thresholds | None = None,
     limits: SandboxLimits | None = None,
     owner: str = "traced",
@@ -74,6 +76,7 @@ async def admit(
         target_tools: the target's OpenAI schemas; with None the check "interface" compares with no target, and its
             evidence says so.
         target_error_examples: contents of the target's tool messages that report an error.
+        target_texts: system prompts and answers of the target's conversations; None: they are not compared.
         base_rewards: ``base_rewards(source, seeds, k)`` returns the base model's rewards, a group of k per seed; with
             None the check "spread" is left out, and "left_out" in its evidence gives the reason.
         limits: the containers' limits, the same as in training.
@@ -84,7 +87,13 @@ async def admit(
     """
     thresholds = thresholds or Thresholds()
     candidate = _Candidate(
-        source_code, owner, limits or SandboxLimits(), target_tools, target_error_examples, has_user_model
+        source_code,
+        owner,
+        limits or SandboxLimits(),
+        target_tools,
+        target_error_examples,
+        target_texts or TargetTexts(),
+        has_user_model,
     )
     checks = await _run_checks(candidate, base_rewards, thresholds, clock, on_check_start)
     # A worker that was killed, but not for lack of memory, may have been killed from outside, so the checks run once
@@ -101,6 +110,7 @@ class _Candidate:
     limits: SandboxLimits
     target_tools: list[Tool] | None
     target_error_examples: list[str]
+    target_texts: TargetTexts
     has_user_model: bool
 
     def check_context(self, thresholds: Thresholds) -> CheckContext:
@@ -113,7 +123,9 @@ class _Candidate:
             SandboxSource(self.source_code, limits=limits, owner=self.owner, hash_seed=seed, user=user)
             for seed in HASH_SEEDS
         )
-        return CheckContext(source, replica, thresholds, self.target_tools, self.target_error_examples)
+        return CheckContext(
+            source, replica, thresholds, self.target_tools, self.target_error_examples, self.target_texts
+        )
 
 
 async def _run_checks(

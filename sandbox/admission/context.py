@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from sandbox.admission.policies import Policy
+from sandbox.admission.target_texts import TargetTexts
 from sandbox.client import SandboxEpisode, SandboxSource
 from sandbox.contract import Message, Score, Task, Tool
 from sandbox.errors import EnvironmentFault, SandboxError, clipped
@@ -76,6 +77,8 @@ class Thresholds:
     mutation_min_seeds: int = 8
     # Maximum share of these seeds on which one kind may earn the full reward.
     mutation_paid: float = 0.9
+    # Minimum mean share of the target's system prompt that the environment's has.
+    policy_share: float = 0.8
     # Maximum share of seeds whose prompt or replies contain calls of the oracle before it makes them.
     leak_share: float = 0.05
     # Maximum share of seeds on which the oracle uses a code that no message has revealed.
@@ -152,6 +155,7 @@ class CheckContext:
     # None if there is no target to compare with.
     target_tools: list[Tool] | None
     target_error_examples: list[str]
+    target_texts: TargetTexts = field(default_factory=TargetTexts)
     # The oracle's episodes by seed.
     plays: dict[int, OraclePlay] = field(default_factory=dict)
     # Total size of the responses that held these episodes.

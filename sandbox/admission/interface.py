@@ -1,4 +1,4 @@
-"""Check fidelity to the target: the same tools, the same form of replies and errors, tolerance of malformed calls.
+"""Check fidelity to the target: the same tools, policy and forms of answers and errors, tolerance of malformed calls.
 
 An agent in training misspells tools and breaks JSON; an environment that fails on such a call loses the rollout. The
 evidence names the tools that deviate, and the first calls and replies that do.
@@ -11,6 +11,7 @@ from collections.abc import Collection
 
 from sandbox.admission.context import CheckContext, gather_all, with_seed_note
 from sandbox.admission.policies import call, guess, required_arguments, say, tool_name, visible_values
+from sandbox.admission.target_texts import odd_answers, policy_share, tool_answers
 from sandbox.contract import Message, Task, Tool
 from sandbox.errors import clipped
 from store.types import INFERRED
@@ -19,7 +20,7 @@ JUNK_SEEDS = 6
 
 
 async def interface(context: CheckContext) -> tuple[bool, dict[str, object]]:
-    """Check that tools are the target's own, every call gets one reply, and errors have the target's form."""
+    """Check that tools, policy, answers and errors are the target's, and that every call gets one reply."""
     plays = await context.oracle_plays(context.thresholds.seeds)
     tools = {tool["function"]["name"]: tool for play in plays for tool in play.task.tools}
     target_tools = (
@@ -35,13 +36,25 @@ async def interface(context: CheckContext) -> tuple[bool, dict[str, object]]:
     junk = await gather_all(with_seed_note(seed, _play_junk(context, seed)) for seed in context.panel(JUNK_SEEDS))
     unanswered += [complaint for episode in junk for complaint in episode[0]]
     odd = _odd_errors([text for episode in junk for text in episode[1]], context.target_error_examples)
+    texts, thresholds = context.target_texts, context.thresholds
+    error_forms = {error_form(example) for example in context.target_error_examples}
+    answers = [answer for play in plays for turn in play.turns for answer in tool_answers(turn.message, turn.replies)]
+    strange = odd_answers(
+        [(name, text) for name, text in answers if error_form(text) not in error_forms], texts.answers
+    )
+    policy = sum(policy_share(play.task.system, texts.prompts) for play in plays) / len(plays) if plays else 0.0
     evidence: dict[str, object] = {"tools": len(tools), "foreign": foreign, "changed": changed}
     evidence |= {"unanswered": unanswered[:3], "odd_errors": odd[:3], "junk_seeds": JUNK_SEEDS}
+    if texts.prompts:
+        evidence |= {"policy": policy, "policy_required": thresholds.policy_share}
+    if texts.answers:
+        evidence["odd_answers"] = strange[:3]
     if context.target_tools is None:
         evidence["target"] = "not compared: no target was given"
     elif not context.target_error_examples:
         evidence["error_form"] = "not compared: the target showed no error"
-    return bool(tools) and not (foreign or changed or unanswered or odd), evidence
+    has_policy = not texts.prompts or policy >= thresholds.policy_share
+    return bool(tools) and has_policy and not (foreign or changed or unanswered or odd or strange), evidence
 
 
 def is_same_tool(tool: Tool, target_tool: Tool) -> bool:

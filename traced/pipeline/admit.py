@@ -6,10 +6,13 @@ Each environment is judged once per cycle, and the report is stored whatever the
 import json
 from collections.abc import Sequence
 from contextlib import nullcontext
+from itertools import takewhile
 
+from agents.transcript import transcript
 from sandbox import admission
 from sandbox.admission import Thresholds
 from sandbox.admission.checks import refusals
+from sandbox.admission.target_texts import TargetTexts, tool_answers
 from sandbox.client import SandboxSource
 from sandbox.contract import Tool
 from sandbox.docker_engine import connect
@@ -26,6 +29,7 @@ from traced.rollouts.episodes import EpisodeJob, Limits, run_episodes
 from traced.rollouts.step_limit import step_timeout_s, user_wait_s
 
 ERROR_EXAMPLES = 50
+ANSWER_EXAMPLES = 200
 
 
 def thresholds(settings: Settings) -> Thresholds:
@@ -68,6 +72,7 @@ async def _judge(context: Context, environment: str) -> AdmissionReport:
             source_code,
             target_tools=_tools(trajectories),
             target_error_examples=error_examples(trajectories),
+            target_texts=target_texts(trajectories) if context.target.is_recorded else None,
             base_rewards=_base_rewards(context, user),
             thresholds=thresholds(context.settings),
             limits=context.sandbox_limits,
@@ -92,6 +97,23 @@ def error_examples(trajectories: Sequence[Trajectory]) -> list[str]:
         if message["role"] == "tool"
     )
     return list(dict.fromkeys(content for content in contents if _is_error(content)))[:ERROR_EXAMPLES]
+
+
+def target_texts(trajectories: Sequence[Trajectory]) -> TargetTexts:
+    """Return the system prompts of conversations, and the answers of their tools that report no error."""
+    prompts = (parsed.system for parsed in map(transcript, trajectories))
+    answers: dict[str, dict[str, None]] = {}
+    for trajectory in trajectories:
+        for place, message in enumerate(trajectory.messages):
+            # Ids of calls may be repeated later.
+            replies = takewhile(lambda reply: reply["role"] == "tool", trajectory.messages[place + 1 :])
+            for name, content in tool_answers(message, replies):
+                if not _is_error(content):
+                    answers.setdefault(name, {})[content] = None
+    return TargetTexts(
+        list(dict.fromkeys(prompt for prompt in prompts if prompt.strip())),
+        {name: list(contents)[:ANSWER_EXAMPLES] for name, contents in answers.items()},
+    )
 
 
 def _is_error(content: str) -> bool:

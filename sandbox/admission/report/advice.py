@@ -392,6 +392,13 @@ def interface(evidence: Evidence) -> Iterator[str]:
             f"An error reads otherwise than the target's errors: {odd[0]}. Use the target's form, the same keys or "
             "the same first word."
         )
+    if strange := _quoted_items(evidence, "odd_answers"):
+        yield f"A tool answers in another form than the target's: {strange[0]}. Use the target's form and keys."
+    if any(figure.name == "policy" and figure.kept is False for figure in figures(evidence)):
+        yield (
+            f"The system prompt has {_percent(evidence.get('policy'))} of the target's, at least "
+            f"{_percent(evidence.get('policy_required'))} is needed: copy the target's policy whole."
+        )
 
 
 def leak(evidence: Evidence) -> Iterator[str]:

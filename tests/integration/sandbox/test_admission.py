@@ -1,12 +1,15 @@
 """Admission in real containers: one honest environment comes in, and each bad one is refused by the right check."""
 
 import asyncio
+import json
 import runpy
 from typing import Any
 
 import pytest
 
 from sandbox.admission import Thresholds, admit, refusals
+from sandbox.admission.report.advice import ADVICE
+from sandbox.admission.target_texts import TargetTexts
 from sandbox.client import SandboxSource
 from sandbox.docker_engine import connect
 from sandbox.errors import EngineDown, EpisodeLost
@@ -234,3 +237,22 @@ def test_an_environment_that_ends_itself_is_refused() -> None:
     source = changed(RESET, "        import os\n        os._exit(137)\n" + RESET)
     runs = refusals(judge(source))["runs"]
     assert (runs["fault"], runs["killed"]) == ("WorkerDied", True)
+
+
+SHOP = runpy.run_path(str(ENVIRONMENTS / "lamp_shop.py"))
+PROMPTS = [SHOP["Environment"]().reset(seed).system for seed in range(2000)]
+PRODUCT = json.dumps({"product_id": "P1", "variants": {}})
+
+
+@pytest.mark.parametrize(
+    ("texts", "advice"),
+    [
+        (TargetTexts(PROMPTS, {"get_product": [PRODUCT]}), ""),
+        (TargetTexts([f"Members pay half. {' '.join(map(str, range(200)))}"]), "copy the target's policy whole"),
+        (TargetTexts(answers={"get_product": ["PRODUCT|L1|3"]}), "Use the target's form and keys"),
+    ],
+)
+def test_policy_and_answers_of_another_world_are_refused(texts: TargetTexts, advice: str) -> None:
+    failed = refusals(judge(LAMP_SHOP, target_texts=texts))
+    assert set(failed) == ({"interface"} if advice else set())
+    assert advice in " ".join(ADVICE["interface"](failed.get("interface", {})))
