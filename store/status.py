@@ -45,13 +45,23 @@ UNSETTLED_SQL = "SELECT count(*) FROM exchanges WHERE settled_at IS NULL"
 # The cycle of an import has its number of trajectories in its configuration; imports are no production.
 # SQLite uses the partial index on trajectories without a cycle only if each target and outcome is counted separately.
 OUTCOMES_SQL = """
-SELECT o.outcome, (
+WITH RECURSIVE sources(name) AS (
+    SELECT min(source) FROM trajectories WHERE cycle_id IS NULL
+    UNION ALL
+    SELECT (SELECT min(t.source) FROM trajectories t WHERE t.cycle_id IS NULL AND t.source > s.name)
+    FROM sources s WHERE s.name IS NOT NULL
+)
+SELECT s.name, o.outcome, (
     SELECT count(*) FROM trajectories t WHERE t.cycle_id IS NULL AND t.source = s.name AND t.outcome = o.outcome
 )
-FROM (
-    SELECT target AS name FROM cycles WHERE CAST(config AS TEXT) NOT LIKE '%"imported"%' UNION SELECT name FROM targets
-) s,
+FROM sources s,
     (SELECT 'success' AS outcome UNION ALL SELECT 'failure' UNION ALL SELECT 'unknown') o
+WHERE s.name IS NOT NULL AND (
+    s.name NOT IN (SELECT target FROM cycles WHERE CAST(config AS TEXT) LIKE '%"imported"%')
+    OR s.name IN (SELECT target FROM cycles WHERE CAST(config AS TEXT) NOT LIKE '%"imported"%')
+    OR s.name IN (SELECT name FROM targets)
+)
+ORDER BY s.name
 """
 FEEDBACK_SQL = """
 SELECT score, label FROM (SELECT score, label, at FROM feedback ORDER BY seq DESC LIMIT {most}) f WHERE at > '{day}'
@@ -134,8 +144,9 @@ class RouterStatus:
     ``hour`` and ``day`` count conversations by model; a conversation counts for every model that handled a request of
     it. ``failures`` counts the failed requests of the day by HTTP status, ``by_default`` the conversations of the day
     that fell back to the base model by reason (the ``MAX_REASONS`` most frequent). ``unsettled`` counts all unsettled
-    exchanges. ``outcomes`` counts the trajectories of targets that no cycle recorded (success, failure, unknown),
-    ``feedback`` that of the day by kind. ``partial`` is true if there may be more exchanges than were read.
+    exchanges. ``outcomes`` counts the trajectories of targets that no cycle recorded (success, failure, unknown), and
+    ``by_target`` those of each target; ``feedback`` counts that of the day by kind. ``partial`` is true if there may be
+    more exchanges than were read.
     """
 
     hour: dict[str, int] = field(default_factory=dict)
@@ -144,6 +155,7 @@ class RouterStatus:
     by_default: dict[str, int] = field(default_factory=dict)
     unsettled: int = 0
     outcomes: dict[str, int] = field(default_factory=dict)
+    by_target: dict[str, dict[str, int]] = field(default_factory=dict)
     feedback: dict[str, int] = field(default_factory=dict)
     partial: bool = False
 
@@ -297,8 +309,10 @@ def router_status(connection: Any, now: datetime) -> RouterStatus:
     rows = connection.execute(EXCHANGES_SQL.format(day=day, hour=hour, most=MAX_EXCHANGES)).fetchall()
     [(unsettled_count,)] = connection.execute(UNSETTLED_SQL).fetchall()
     outcomes: Counter[str] = Counter()
-    for outcome, count in connection.execute(OUTCOMES_SQL).fetchall():
+    by_target: dict[str, Counter[str]] = {}
+    for name, outcome, count in connection.execute(OUTCOMES_SQL).fetchall():
         outcomes[outcome] += count
+        by_target.setdefault(name, Counter())[outcome] += count
     feedback = connection.execute(FEEDBACK_SQL.format(day=day, most=MAX_FEEDBACK)).fetchall()
     failures: Counter[int] = Counter()
     for _, _, status, requests, _, _ in rows:
@@ -310,7 +324,8 @@ def router_status(connection: Any, now: datetime) -> RouterStatus:
         failures={status: count for status, count in sorted(failures.items()) if count},
         by_default=dict(sorted(reasons.items(), key=lambda item: (-item[1], item[0]))[:MAX_REASONS]),
         unsettled=unsettled_count,
-        outcomes={outcome: count for outcome, count in sorted(outcomes.items()) if count},
+        outcomes=_positive(outcomes),
+        by_target={name: counts for name, counter in by_target.items() if (counts := _positive(counter))},
         feedback=dict(sorted(Counter(_feedback_kind(score, label) for score, label in feedback).items())),
         partial=sum(row[3] for row in rows) >= MAX_EXCHANGES,
     )
@@ -329,6 +344,10 @@ def store_status(url: str, now: datetime | None = None) -> StoreStatus:
     """
     at = now or datetime.now(UTC)
     return _read_sqlite(url, at) if url.startswith("sqlite:") else _read_postgres(url, at)
+
+
+def _positive(counter: Counter[str]) -> dict[str, int]:
+    return {name: count for name, count in sorted(counter.items()) if count}
 
 
 def _count_conversations(rows: list[Any]) -> dict[str, int]:

@@ -277,16 +277,36 @@ def newest_judged_ids(session: Session, source: str, model: str, *, limit: int) 
     return list(session.exec(query.order_by(*order).limit(limit)))
 
 
-def judged_in_split(session: Session, source: str, split: str) -> dict[str, Outcome]:
-    """Return the outcomes of judged trajectories of a split of a source that no adapter answered, by id, in order."""
-    query = select(TrajectoryRow.id, TrajectoryRow.outcome).where(
+@dataclass(frozen=True)
+class JudgedRow:
+    """A judged trajectory without its messages; ``toolset_hash`` identifies its list of tools."""
+
+    id: str
+    toolset_hash: str
+    started_at: datetime | None
+    outcome: Outcome
+
+
+def judged_in_split(session: Session, source: str, split: str) -> list[JudgedRow]:
+    """Return the judged trajectories of a split of a source that no adapter answered, in order of the ids."""
+    query = select(TrajectoryRow.id, TrajectoryRow.toolset_hash, TrajectoryRow.started_at, TrajectoryRow.outcome).where(
         TrajectoryRow.source == source,
         TrajectoryRow.split == split,
         col(TrajectoryRow.outcome).in_(JUDGED_OUTCOMES),
         col(TrajectoryRow.model).not_like("%@v%"),
         TrajectoryRow.end_cause != EndCause.SHADOW.value,
     )
-    return {id_: Outcome(outcome) for id_, outcome in session.exec(query.order_by(col(TrajectoryRow.id)))}
+    rows = session.exec(query.order_by(col(TrajectoryRow.id)))
+    return [JudgedRow(key, toolset, started_at, Outcome(outcome)) for key, toolset, started_at, outcome in rows]
+
+
+def get_toolsets(session: Session, hashes: Collection[str]) -> dict[str, list[Tool]]:
+    """Return lists of tools by hash."""
+    toolsets: dict[str, list[Tool]] = {}
+    for batch in batches(list(hashes)):
+        query = select(ToolsetRow).where(col(ToolsetRow.hash).in_(batch))
+        toolsets |= {row.hash: row.tools for row in session.exec(query)}
+    return toolsets
 
 
 def judged_since(

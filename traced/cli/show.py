@@ -195,7 +195,11 @@ def conversation_lines(conversation: Conversation) -> Iterator[str]:
         yield f"feedback     {feedback.at:%Y-%m-%d %H:%M:%S} UTC: {', '.join(parts)}"
     for trajectory in conversation.trajectories:
         result = f"{trajectory.outcome}, reward {trajectory.reward:g}, {len(trajectory.messages)} messages"
+        split = f", {trajectory.split}" if trajectory.split else ""
+        customer = f", {trajectory.customer}" if trajectory.customer else ""
+        start = f", began {trajectory.started_at:%Y-%m-%d %H:%M:%S} UTC" if trajectory.started_at else ""
         yield f"trajectory   {trajectory.id}: {_quoted(trajectory.model)}, {result}"
+        yield f"             of {sanitize_line(trajectory.source)}{split}{customer}{start}"
     if not conversation.trajectories:
         yield "trajectory   none yet: it is created serving.silence_s seconds after the last request"
 

@@ -75,8 +75,9 @@ def router_lines(report: Mapping[str, Any]) -> Iterator[str]:
         yield f"Served by the base model by default in the last day: {count}, reason {json.dumps(reason)}"
     if report["feedback"]:
         yield f"Feedback of the last day: {_counts(report['feedback'])}"
-    if report["outcomes"]:
-        yield f"Production trajectories: {_counts(report['outcomes'])}"
+    for name, outcomes in report["by_target"].items():
+        of_target = f" of {sanitize_line(name)}" if len(report["by_target"]) > 1 else ""
+        yield f"Production trajectories{of_target}: {_counts(outcomes)}"
     if report["unsettled"]:
         yield f"Exchanges of open conversations: {report['unsettled']}"
     spool = report["spool"]

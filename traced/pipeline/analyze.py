@@ -154,7 +154,8 @@ def is_import(cycle: Cycle) -> bool:
 def judged_trajectories(store: sqlalchemy.Engine, cycle: Cycle) -> list[Trajectory]:
     """Return the cycle's judged trajectories; raise ``StageError`` without both successes and failures."""
     with read_session(store) as session:
-        rows = list_trajectories(session, TrajectoryFilter(source=cycle.target, model=cycle.model))
+        # A recorded target of the same name has splits.
+        rows = list_trajectories(session, TrajectoryFilter(source=cycle.target, model=cycle.model, split=""))
     # Unknown outcomes are excluded: once labelled they count as evidence, and later verdicts could not change them.
     trajectories = [trajectory for trajectory in rows if trajectory.outcome.is_judged]
     if not {Outcome.SUCCESS, Outcome.FAILURE} <= {trajectory.outcome for trajectory in trajectories}:

@@ -20,6 +20,7 @@ from store.repositories.capabilities import labelled_trajectories
 from store.repositories.trajectories import (
     TrajectoryFilter,
     count_outcomes,
+    get_toolsets,
     get_trajectories,
     judged_in_split,
     list_trajectories,
@@ -32,11 +33,17 @@ from traced.evaluation.intervals import rate
 from traced.pipeline.context import Context, RunningStage
 from traced.pipeline.episodes import BASE, episodes, first_jobs, model_policy, split_jobs, trials_of, trials_text
 from traced.pipeline.self_check import SELF_CHECK, self_check
+from traced.pipeline.toolsets import MIN_OUTCOMES, Selection, called_tools, select_toolset, with_declared_tools
 from traced.rollouts.episodes import EpisodeJob
-from traced.targets.conversation_target import HELD_OUT, TRAIN
+from traced.targets.conversation_target import EXCLUDED, HELD_OUT, TRAIN
 from traced.targets.registry import Target
 
-MIN_OF_EACH_OUTCOME = 5  # judged conversations of each outcome that an analysis of a recorded target needs
+OTHER_TOOLSETS = "other tool sets"  # key of a stage's detail
+SOME_TOOLS = 3
+OUTCOME_SOURCES = (
+    "outcomes come from feedback (POST /v1/feedback at the router), from rules (outcomes.rules, then traced outcomes "
+    'apply), or from a field "reward", "outcome" or "label" of the records of traced import'
+)
 
 
 async def collect(context: Context) -> list[Trajectory]:
@@ -45,7 +52,7 @@ async def collect(context: Context) -> list[Trajectory]:
     For a recorded target: select so many of its judged conversations that are not held out.
 
     Raises:
-        StageError: The recorded target has too few successes or failures yet.
+        StageError: The recorded target has not enough successes or failures yet.
     """
     if context.target.is_recorded:
         return _collect_conversations(context)
@@ -78,15 +85,22 @@ def _collect_conversations(context: Context) -> list[Trajectory]:
     name = context.target.name
     with context.stage("collect", collection_title(context.target)) as stage:
         with context.read_session() as session:
-            check_conversations(session, name)
-            unjudged, held_out = _without_outcome(session, name), _held_out(session, name)
+            selection, unused = _selection(session, name), _unused(session, name)
+            if not labelled_trajectories(session, context.cycle_id):
+                check_conversations(session, name)
         trajectories = collected(context)
         outcomes = Counter(trajectory.outcome for trajectory in trajectories)
-        stage.detail = {"conversations": len(trajectories), "unjudged": unjudged, "held out": held_out}
-        stage.figure = (
-            f"{outcomes[Outcome.SUCCESS]} successes and {outcomes[Outcome.FAILURE]} failures; "
-            f"{unjudged} without an outcome, {held_out} held out"
-        )
+        stage.detail = {
+            "conversations": len(trajectories),
+            **unused,
+            **(
+                {OTHER_TOOLSETS: [toolset_row.as_json() for toolset_row in selection.other_toolsets]}
+                if selection.other_toolsets
+                else {}
+            ),
+        }
+        stage.figure = f"{outcomes[Outcome.SUCCESS]} successes and {outcomes[Outcome.FAILURE]} failures; "
+        stage.figure += f"{_unused_text(unused)}{_others_text(selection)}"
     return trajectories
 
 
@@ -99,25 +113,52 @@ def collection_title(target: Target) -> str:
 
 def check_conversations(session: Session, name: str) -> None:
     """Raise ``StageError`` if a recorded target has too few judged conversations for an analysis."""
-    outcomes = Counter(judged_in_split(session, name, TRAIN).values())
-    counts = {outcome: outcomes[outcome] for outcome in (Outcome.SUCCESS, Outcome.FAILURE)}
-    if min(counts.values()) >= MIN_OF_EACH_OUTCOME:
+    selection = _selection(session, name)
+    if selection.is_enough:
         return
+    successes, failures = selection.outcomes[Outcome.SUCCESS], selection.outcomes[Outcome.FAILURE]
+    kind = " with one set of tools" if selection.other_toolsets else ""
     raise StageError(
-        f"the conversations of {name} have {counts[Outcome.SUCCESS]} successes and {counts[Outcome.FAILURE]} failures;"
-        f" an analysis needs {MIN_OF_EACH_OUTCOME} of each ({_without_outcome(session, name)} without an outcome, "
-        f"{_held_out(session, name)} held out)",
-        hint="record more with traced serve or traced import; outcomes come from feedback at the router, "
-        "from rules (traced outcomes), or from a field of the imported file",
+        f"{successes + failures} conversations of {name}{kind} are judged, {successes} successes and {failures} "
+        f"failures; the analysis needs {MIN_OUTCOMES} of each ({_unused_text(_unused(session, name))})"
+        f"{_others_text(selection)}",
+        hint=OUTCOME_SOURCES,
     )
 
 
-def _without_outcome(session: Session, name: str) -> int:
-    return count_outcomes(session, TrajectoryFilter(source=name, split=TRAIN)).get(Outcome.UNKNOWN, 0)
+def _unused(session: Session, name: str) -> dict[str, int]:
+    """Return how many conversations of a recorded target no cycle may use, by reason."""
+    counts = {
+        split: count_outcomes(session, TrajectoryFilter(source=name, split=split))
+        for split in (TRAIN, HELD_OUT, EXCLUDED)
+    }
+    unused = {"unjudged": counts[TRAIN].get(Outcome.UNKNOWN, 0), "held out": sum(counts[HELD_OUT].values())}
+    excluded = sum(counts[EXCLUDED].values())
+    return unused | ({"excluded": excluded} if excluded else {})
 
 
-def _held_out(session: Session, name: str) -> int:
-    return sum(count_outcomes(session, TrajectoryFilter(source=name, split=HELD_OUT)).values())
+def _unused_text(unused: Mapping[str, int]) -> str:
+    text = f"{unused['unjudged']} without an outcome, {unused['held out']} held out"
+    if "excluded" in unused:
+        text += f", {unused['excluded']} excluded (their customer or their task is held out)"
+    return text
+
+
+def _others_text(selection: Selection) -> str:
+    """Say which conversations were left out because of their tools, and what to do."""
+    if not selection.other_toolsets:
+        return ""
+    texts = [
+        f"{toolset_row.conversations} with {', '.join(map(harmless, toolset_row.tools[:SOME_TOOLS]))}"
+        + (f" and {len(toolset_row.tools) - SOME_TOOLS} more" if len(toolset_row.tools) > SOME_TOOLS else "")
+        + (f" until {toolset_row.newest_at:%Y-%m-%d}" if toolset_row.newest_at else "")
+        for toolset_row in selection.other_toolsets
+    ]
+    return (
+        f"; left out because their tools differ: {'; '.join(texts)}. If that is another agent, give it a target of its "
+        "own: traced keys add NAME --target TARGET; if its traces lack the right tools: traced import FILE --tools "
+        "tools.json"
+    )
 
 
 def _losses(trajectories: Sequence[Trajectory]) -> str:
@@ -148,14 +189,22 @@ def collected(context: Context) -> list[Trajectory]:
     with context.read_session() as session:
         if context.target.is_recorded:
             ids = labelled_trajectories(session, context.cycle_id) or _sample(context, session)
-            return get_trajectories(session, ids, tokens=False)
+            return with_declared_tools(get_trajectories(session, ids, tokens=False))
         return list_trajectories(session, collected_filter(context))
 
 
 def _sample(context: Context, session: Session) -> list[str]:
-    """Return the ids of at most ``collect.episodes`` judged conversations of a recorded target, drawn by the seed."""
-    ids, count = list(judged_in_split(session, context.target.name, TRAIN)), context.settings.collect.episodes
+    """Return the ids of at most ``collect.episodes`` judged conversations of one tool set, drawn by the seed."""
+    ids, count = _selection(session, context.target.name).ids, context.settings.collect.episodes
     return random.Random(f"collect:{context.settings.seed}").sample(ids, count) if len(ids) > count else ids
+
+
+def _selection(session: Session, name: str) -> Selection:
+    rows = judged_in_split(session, name, TRAIN)
+    lists = get_toolsets(session, {row.toolset_hash for row in rows})
+    bare_ids = [row.id for row in rows if not lists[row.toolset_hash]] if any(lists.values()) else []
+    trajectories = get_trajectories(session, bare_ids, tokens=False)
+    return select_toolset(rows, lists, {trajectory.id: called_tools(trajectory) for trajectory in trajectories})
 
 
 def collected_filter(context: Context) -> TrajectoryFilter:

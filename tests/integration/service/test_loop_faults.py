@@ -91,7 +91,7 @@ async def test_a_cycle_of_recorded_conversations_waits_for_them(place: Place) ->
     place.loop.settings = place.control.settings = acme
     place.control.start(ADA, Reason())
     assert await place.loop._next_cycle(pending_future()) is None
-    reason = "the conversations of acme have 0 successes and 0 failures; an analysis needs 5 of each"
+    reason = "0 conversations of acme are judged, 0 successes and 0 failures; the analysis needs 4 of each"
     assert place.control.status().target.cannot_begin.startswith(reason)
     with write_session(place.store) as session:
         save_trajectories(session, [conversation(number, Outcome.SUCCESS) for number in range(5)])

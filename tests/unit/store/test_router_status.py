@@ -91,7 +91,8 @@ def test_feedback_and_outcomes(store: Engine, file: Path) -> None:
         save_trajectories(session, [trajectory("own"), trajectory("other", cycle_id=None, source="elsewhere")])
     status_read = read_status(file)
     assert status_read.feedback == {"comment": 1, "label thumbs_up": 1, "score 0.5 or more": 2, "score below 0.5": 1}
-    assert status_read.outcomes == {"success": 2, "unknown": 1}
+    assert status_read.outcomes == {"failure": 1, "success": 2, "unknown": 1}
+    assert status_read.by_target == {"desk": {"success": 2, "unknown": 1}, "elsewhere": {"failure": 1}}
 
 
 def test_imported_trajectories_are_no_production(store: Engine, file: Path) -> None:

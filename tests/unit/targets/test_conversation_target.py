@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from store.database import open_store, read_session, write_session
 from store.records import Cycle, CycleState, Finding
 from store.repositories.cycles import list_cycles, list_stage_events, save_cycle
 from store.repositories.trajectories import list_trajectories, save_trajectories, update_outcome
-from store.types import EndCause, Outcome, Trajectory
+from store.types import INFERRED, EndCause, Outcome, Trajectory
 from tests.unit.pipeline.contexts import context_with_chain
 from tests.unit.targets.conversations import conversation
 from traced.config.settings import Settings, load_settings
@@ -25,7 +25,7 @@ from traced.core.errors import ConfigError, StageError
 from traced.evaluation.figures import TARGET_NOT_TESTED, AdapterFigures, CycleFigures, verdict
 from traced.ingest.file_import import ImportRequest, import_file
 from traced.pipeline import analyze as analyze_module
-from traced.pipeline.collect import JUDGED_ANEW, MIN_OF_EACH_OUTCOME, Production, collect, collected, production
+from traced.pipeline.collect import JUDGED_ANEW, Production, collect, collected, production
 from traced.pipeline.context import Context
 from traced.pipeline.cycles import find_cycle
 from traced.pipeline.evaluate import evaluate
@@ -69,8 +69,8 @@ def test_neither_a_customer_nor_a_task_is_in_both_splits() -> None:
         assert all(in_use.values())
         assert not in_use[TRAIN] & in_use[HELD_OUT]
     # One customer with several conversations, and several customers with one task, are decided by the same digests.
-    by_customer = {customer: acme.split("any", customer=customer) for customer, _ in pairs}
-    assert all(splits[pair] in (by_customer[pair[0]], EXCLUDED) for pair in pairs)
+    customer_splits = {customer: acme.split("any", customer=customer) for customer, _ in pairs}
+    assert all(splits[pair] in (customer_splits[pair[0]], EXCLUDED) for pair in pairs)
     assert set(splits.values()) == {TRAIN, HELD_OUT, EXCLUDED}
 
 
@@ -127,23 +127,26 @@ def new_cycle(folder: Path, **overrides: object) -> Iterator[Context]:
 async def test_a_collection_has_the_judged_conversations_that_no_adapter_answered(tmp_path: Path) -> None:
     with new_cycle(tmp_path) as context:
         conversations = [
-            conversation(1, Outcome.SUCCESS),
-            conversation(2, Outcome.FAILURE),
+            *(conversation(number, Outcome.SUCCESS) for number in range(10, 14)),
+            *(conversation(number, Outcome.FAILURE) for number in range(20, 24)),
+            conversation(1, Outcome.FAILURE, split=EXCLUDED),
             conversation(3, Outcome.UNKNOWN),
             conversation(4, Outcome.FAILURE, split=HELD_OUT),
             conversation(5, Outcome.FAILURE, source="other"),
             conversation(6, Outcome.FAILURE, model="politeness@v1"),
             conversation(7, Outcome.FAILURE, end_cause=EndCause.SHADOW),
             conversation(8, Outcome.INFRASTRUCTURE),
-            *(conversation(number, Outcome.SUCCESS) for number in range(11, 15)),
-            *(conversation(number, Outcome.FAILURE) for number in range(21, 25)),
+            *(conversation(number, Outcome.SUCCESS) for number in range(10, 14)),
+            *(conversation(number, Outcome.FAILURE) for number in range(20, 24)),
         ]
         with context.write_session() as session:
             save_trajectories(session, conversations)
-        numbers = (1, 2, *range(11, 15), *range(21, 25))
-        assert {trajectory.id for trajectory in await collect(context)} == {f"acme-{number}" for number in numbers}
-        figure = context.progress.lines["collect"].figure
-        assert figure == "5 successes and 5 failures; 1 without an outcome, 1 held out"
+        expected = {f"acme-{number}" for number in (*range(10, 14), *range(20, 24))}
+        assert {trajectory.id for trajectory in await collect(context)} == expected
+        assert context.progress.lines["collect"].figure == (
+            "4 successes and 4 failures; 1 without an outcome, 1 held out, 1 excluded "
+            "(their customer or their task is held out)"
+        )
         # Recorded before the target was one of conversations: not held out, and not known to be open to use.
         earlier = conversation(9, Outcome.FAILURE, split="", model="base")
         with context.write_session() as session:
@@ -161,16 +164,81 @@ async def test_no_more_conversations_are_collected_than_the_setting_says(tmp_pat
         assert [trajectory.id for trajectory in collected(context)] == first
 
 
-@pytest.mark.parametrize("outcome", [Outcome.SUCCESS, Outcome.FAILURE, Outcome.UNKNOWN])
-async def test_few_conversations_of_an_outcome_are_not_enough(tmp_path: Path, outcome: Outcome) -> None:
+@pytest.mark.parametrize("outcomes", [(4, 3, 0), (3, 4, 0), (9, 0, 2), (0, 9, 0), (0, 0, 5)])
+async def test_too_few_outcomes_say_how_many_are_needed(tmp_path: Path, outcomes: tuple[int, int, int]) -> None:
+    kinds = (Outcome.SUCCESS, Outcome.FAILURE, Outcome.UNKNOWN)
+    rows = [kind for kind, count in zip(kinds, outcomes, strict=True) for _ in range(count)]
     with new_cycle(tmp_path) as context:
-        opposite = Outcome.SUCCESS if outcome is Outcome.FAILURE else Outcome.FAILURE
-        outcomes = [outcome] * 9 + [opposite] * (MIN_OF_EACH_OUTCOME - 1)
         with context.write_session() as session:
-            save_trajectories(session, [conversation(number, outcome) for number, outcome in enumerate(outcomes)])
-        with pytest.raises(StageError, match="an analysis needs 5 of each") as error:
+            save_trajectories(session, [conversation(number, outcome) for number, outcome in enumerate(rows)])
+        with pytest.raises(StageError) as error:
             await collect(context)
-        assert "traced import" in (error.value.hint or "")
+        successes, failures, unknown = outcomes
+        assert error.value.message == (
+            f"{successes + failures} conversations of acme are judged, {successes} successes and {failures} failures; "
+            f"the analysis needs 4 of each ({unknown} without an outcome, 0 held out)"
+        )
+        for source in ("/v1/feedback", "outcomes.rules", "traced outcomes apply", "traced import"):
+            assert source in (error.value.hint or "")
+
+
+def toolset(*names: str, parameter: str = "id", inferred: bool = False) -> list[dict[str, Any]]:
+    parameters = {"type": "object", "properties": {parameter: {"type": "string", "description": names[0]}}}
+    mark = {INFERRED: True} if inferred else {}
+    return [
+        {"type": "function", "function": {"name": name, "description": "any", "parameters": parameters}, **mark}
+        for name in names
+    ]
+
+
+async def test_the_latest_tool_set_is_analysed_and_the_others_are_said(tmp_path: Path) -> None:
+    outcomes = (Outcome.SUCCESS, Outcome.FAILURE)
+    call = {"id": "c", "type": "function", "function": {"name": "transfer", "arguments": "{}"}}
+    with new_cycle(tmp_path) as context:
+        groups = {
+            "old": (toolset("search", "book", parameter="number"), 1),  # a parameter was renamed
+            "fewer": (toolset("search"), 2),  # a tool was added since
+            "latest": (toolset("search", "book"), 3),
+            "inferred": (toolset("book", inferred=True), 2),
+            "no list": ([], 2),
+            "agent": (toolset("lookup", "transfer"), 4),  # another agent with too few conversations
+        }
+        rows = [
+            conversation(10 * group + number, outcomes[number % 2], tools=tools, started_at=NOW + timedelta(days=day))
+            for group, (tools, day) in enumerate(groups.values())
+            for number in range(2 if day == 4 else 8)
+        ]
+        messages = [*rows[0].messages, {"role": "assistant", "content": None, "tool_calls": [call]}]
+        rows += [conversation(99, Outcome.FAILURE, messages=messages)]
+        with context.write_session() as session:
+            save_trajectories(session, rows)
+        selected = await collect(context)
+        numbers = sorted(int(row.id.removeprefix("acme-")) for row in selected)
+        assert numbers == [10 * group + number for group in (1, 2, 3, 4) for number in range(8)]
+        assert {len(row.tools) for row in selected if int(row.task_id) >= 30} == {2}, "with the declared ones"
+        assert {len(row.tools) for row in selected if int(row.task_id) < 20} == {1}, "as they were"
+        figure = context.progress.lines["collect"].figure
+        assert figure.startswith("16 successes and 16 failures; 0 without an outcome, 0 held out; left out because")
+        assert (
+            "8 with book, search until 2026-01-02; 2 with lookup, transfer until 2026-01-05; 1 with transfer." in figure
+        )
+        assert "traced keys add NAME --target TARGET" in figure
+        assert "traced import FILE --tools" in figure
+        with context.read_session() as session:
+            details = [event.detail for event in list_stage_events(session, "c2") if event.stage == "collect"]
+        assert [row["conversations"] for row in details[-1]["other tool sets"]] == [8, 2, 1]
+
+
+async def test_no_tool_set_with_enough_outcomes_says_so(tmp_path: Path) -> None:
+    with new_cycle(tmp_path) as context:
+        rows = [
+            conversation(number, outcome, tools=toolset(f"tool-{number % 3}"))
+            for number, outcome in enumerate([Outcome.SUCCESS, Outcome.FAILURE] * 9)
+        ]
+        with context.write_session() as session:
+            save_trajectories(session, rows)
+        with pytest.raises(StageError, match="6 conversations of acme with one set of tools are judged, 3 successes"):
+            await collect(context)
 
 
 async def test_an_outcome_that_changes_during_the_analysis_is_left_out(
