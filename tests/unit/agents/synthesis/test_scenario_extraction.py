@@ -6,10 +6,11 @@ from typing import Any
 import pytest
 
 from agents.synthesizer.composition import compose, is_compound, speech_style
-from agents.synthesizer.corpus import Corpus, is_read, read_corpus
+from agents.synthesizer.corpus import Corpus, read_corpus
 from agents.synthesizer.generalization import generalise
 from agents.synthesizer.response_templates import acknowledgements, error_patterns, small_talk, usual_answers
 from agents.synthesizer.scenario_extraction import NoTemplate, extract_template
+from agents.tool_schemas import is_read
 from agents.transcript import transcript, transcripts
 from store.types import Trajectory
 from tests.unit.agents.synthesis.conversations import call, conversation, demonstrations, order, say, user

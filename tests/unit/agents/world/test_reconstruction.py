@@ -1,0 +1,118 @@
+"""Worlds of two targets: what they know, what they infer, and what they refuse to invent."""
+
+import json
+from typing import Any
+
+import pytest
+
+from agents.transcript import Transcript
+from agents.world.reconstruction import world_data, world_source
+from agents.world.runtime import NOT_RECORDED, World
+from tests.unit.agents.world.targets import (
+    Library,
+    Warehouse,
+    conversation,
+    library_conversations,
+    loan,
+    refused_withdrawals,
+    warehouse_conversations,
+)
+
+
+def world_of(transcripts: list[Transcript]) -> World:
+    return World(world_data(transcripts, [transcript.trajectory_id for transcript in transcripts]))
+
+
+@pytest.fixture
+def library() -> World:
+    return world_of(library_conversations())
+
+
+@pytest.fixture
+def warehouse() -> World:
+    return world_of(warehouse_conversations())
+
+
+def test_a_tool_writes_where_later_reads_or_its_own_answer_show_a_change(library: World, warehouse: World) -> None:
+    assert set(library.data["writes"]) == {"lend"}
+    assert set(warehouse.data["writes"]) == {"entnehmen"}
+
+
+def test_a_read_gets_the_recorded_answer_and_a_read_that_nobody_made_gets_none(library: World) -> None:
+    assert library.call("get_book", {"book_id": "b1"}) == Library().call("get_book", {"book_id": "b1"})
+    assert library.call("get_book", {"book_id": "b77"}) == '{"error": "b77 not found"}'
+    assert library.call("get_book", {"book_id": "b8"}) == NOT_RECORDED
+    assert library.call("burn_book", {"book_id": "b1"}) == NOT_RECORDED
+
+
+def test_a_record_that_only_a_list_shows_is_looked_up_by_its_key(library: World) -> None:
+    assert library.call("shelf", {"row": 1}) == NOT_RECORDED
+    library = world_of([*library_conversations(), *_with_shelf(1)])
+    assert json.loads(library.call("get_book", {"book_id": "b6"})) == Library().books["b6"]
+
+
+def _with_shelf(row: int) -> list[Transcript]:
+    return [conversation(Library, 90, [("shelf", {"row": row})])]
+
+
+def test_a_look_up_by_several_arguments_uses_the_fields_of_records(library: World) -> None:
+    # Nobody looked for them; the names of m0 and m3 are equal, their postcodes differ.
+    assert library.call("find_member", {"name": "Ben", "postcode": "241"}) == "m1"
+    assert library.call("find_member", {"name": "Ada", "postcode": "243"}) == "m3"
+    assert library.call("find_member", {"name": "Ada", "postcode": "999"}) == NOT_RECORDED
+
+
+def test_a_write_that_nobody_made_changes_the_records_that_it_names_as_others_did(library: World) -> None:
+    target = Library()
+    for tool, arguments in loan("b3", "m1"):
+        assert json.loads(library.call(tool, arguments)) == json.loads(target.call(tool, arguments)), (tool, arguments)
+    assert library.call("get_book", {"book_id": "b0"}) == target.call("get_book", {"book_id": "b0"})
+    library.restart()
+    assert json.loads(library.call("get_book", {"book_id": "b3"}))["status"] == "in"
+
+
+def test_an_error_that_depends_on_a_field_of_the_record_is_given_where_the_field_has_that_value(library: World) -> None:
+    assert library.call("lend", {"book": "b3", "member": "m0"}) == '{"ok": true}'
+    assert library.call("lend", {"book": "b3", "member": "m1"}) == '{"error": "b3 is out"}'
+
+
+def test_a_recorded_sequence_of_writes_gives_the_recorded_answers(library: World) -> None:
+    target = Library()
+    for tool, arguments in [*loan("b2", "m2"), ("lend", {"book": "b2", "member": "m0"})]:
+        assert library.call(tool, arguments) == target.call(tool, arguments)
+
+
+def test_where_writes_fail_for_unknown_reasons_neither_they_nor_what_they_name_is_answered() -> None:
+    warehouse = world_of([*warehouse_conversations(), *refused_withdrawals()])
+    assert warehouse.call("entnehmen", {"artikel": "M5", "menge": 1}) == NOT_RECORDED
+    assert warehouse.call("bestand", {"artikel": "M5"}) == NOT_RECORDED
+    assert warehouse.call("bestand", {"artikel": "M6"}) == '{"artikel":"M6","menge":60,"regal":"R0"}'
+
+
+def test_a_write_that_answers_with_the_record_computes_its_fields(warehouse: World) -> None:
+    target = Warehouse()
+    for arguments in ({"artikel": "M5", "menge": 7}, {"artikel": "M5", "menge": 3}):
+        assert warehouse.call("entnehmen", arguments) == target.call("entnehmen", arguments)
+    assert warehouse.call("bestand", {"artikel": "M5"}) == '{"artikel":"M5","menge":40,"regal":"R2"}'
+
+
+def test_answers_that_are_no_json_are_looked_up(warehouse: World) -> None:
+    assert warehouse.call("wetter", {"ort": "Kiel"}) == "Regen in Kiel, 4 Grad"
+    assert warehouse.call("wetter", {"ort": "Bonn"}) == NOT_RECORDED
+
+
+def test_the_file_answers_as_the_data_do_and_the_same_conversations_give_the_same_bytes() -> None:
+    transcripts = library_conversations()
+    tasks = [transcript.trajectory_id for transcript in transcripts]
+    source = world_source(world_data(transcripts, tasks))
+    assert source == world_source(world_data(transcripts, tasks))
+    scope: dict[str, Any] = {"__name__": "world"}
+    exec(compile(source, "world.py", "exec"), scope)
+    environment = scope["Environment"]()
+    for _ in range(2):
+        assert len(environment.reset(0).tools) == 5
+        for tool, arguments in loan("b3", "m1"):
+            function = {"name": tool, "arguments": json.dumps(arguments)}
+            (answer,) = environment.step({"role": "assistant", "tool_calls": [{"id": "x", "function": function}]})
+        assert answer["tool_call_id"] == "x"
+        assert json.loads(answer["content"])["loans"] == ["b3"]
