@@ -7,7 +7,7 @@ from typing import Any
 
 from agents.world.calls import Conversation
 from agents.world.errors import error_class
-from agents.world.runtime import NOT_RECORDED, argument_values, canonical, is_linked, parsed, scalars
+from agents.world.runtime import NOT_RECORDED, argument_values, canonical_json, is_linked, parsed, scalars
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ def compare(
                 tool=call.tool,
                 is_write=is_write,
                 is_answered=answer != NOT_RECORDED,
-                is_exact=canonical(value) == canonical(call.value),
+                is_exact=canonical_json(value) == canonical_json(call.value),
                 fields=_field_agreement(value, call.value),
                 has_error_class=answer_class == (error_class(call.text) if call.failed else ""),
                 is_error=call.failed,

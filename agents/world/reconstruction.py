@@ -15,7 +15,7 @@ from agents.transcript import Transcript
 from agents.world import runtime
 from agents.world.calls import AnsweredCall, Conversation, conversations
 from agents.world.errors import ConditionedCall, error_rules
-from agents.world.runtime import UNKNOWN, World, at_path, canonical, computed, history_key, parts
+from agents.world.runtime import UNKNOWN, World, at_path, canonical_json, computed, history_key, parts
 from agents.world.templates import common_template
 from agents.world.tool_roles import write_tools
 from agents.world.transitions import Observations, effect_of, field_rules, observe
@@ -133,11 +133,11 @@ def _links(writes: set[str], reads: set[str], calls: dict[str, list[AnsweredCall
 
 def _link_path(name: str, writes: Sequence[AnsweredCall], reads: Sequence[AnsweredCall]) -> list[Any] | None:
     """Return the path in a write's arguments whose values are mostly those that reads have as ``name``."""
-    values = {canonical(call.arguments[name]) for call in reads if name in call.arguments}
+    values = {canonical_json(call.arguments[name]) for call in reads if name in call.arguments}
     counts: Counter[str] = Counter()
     for call in writes:
         paths = parts(call.arguments, [])
-        counts.update(canonical(path) for path in paths if _key_or_none(at_path(call.arguments, path)) in values)
+        counts.update(canonical_json(path) for path in paths if _key_or_none(at_path(call.arguments, path)) in values)
     path, count = max(counts.items(), key=lambda item: (item[1], item[0]), default=("", 0))
     return json.loads(path) if count > LINKED_SHARE * len(writes) else None
 
@@ -189,7 +189,7 @@ def _record(write: str, observations: Observations, calls: dict[str, list[Answer
 
 def _argument_path(name: str, observed: Sequence[Any], keys: Sequence[Data]) -> list[Any] | None:
     """Return the path in the write's arguments of what the read calls ``name``: always a value the record has."""
-    values = {canonical(key[name]) for key in keys}
+    values = {canonical_json(key[name]) for key in keys}
     for path in parts(observed[0].write.arguments, []):
         if all(
             _key_or_none(at_path(observation.write.arguments, path)) in values & _leaf_keys(observation.new)
@@ -200,11 +200,11 @@ def _argument_path(name: str, observed: Sequence[Any], keys: Sequence[Data]) -> 
 
 
 def _key_or_none(value: Any) -> str | None:
-    return None if value is UNKNOWN else canonical(value)
+    return None if value is UNKNOWN else canonical_json(value)
 
 
 def _leaf_keys(value: Any) -> set[str]:
-    return {canonical(leaf) for leaf in _leaves(value)}
+    return {canonical_json(leaf) for leaf in _leaves(value)}
 
 
 def _leaves(value: Any) -> Iterator[Any]:
@@ -243,7 +243,7 @@ def _derived(data: Data, reads: set[str]) -> Data:
             for answer in _base_records(data, source).values():
                 for record in _objects(answer):
                     if fields <= set(record) and not isinstance(record[field], dict | list):
-                        parts_by_key.setdefault(canonical({name: record[field]}), record)
+                        parts_by_key.setdefault(canonical_json({name: record[field]}), record)
             common = [key for key in parts_by_key if key in records]
             if len(common) >= MINIMUM_EQUAL and all(parts_by_key[key] == records[key] for key in common):
                 derived.setdefault(tool, {}).update(
@@ -260,7 +260,9 @@ def _key_field(records: dict[str, Any]) -> str | None:
         if len(values) != 1 or not isinstance(record, dict):
             return None
         fields = {
-            field for field, value in record.items() if value is not None and canonical(value) == canonical(values[0])
+            field
+            for field, value in record.items()
+            if value is not None and canonical_json(value) == canonical_json(values[0])
         }
         candidates = fields if candidates is None else candidates & fields
     return min(candidates) if candidates else None
@@ -289,12 +291,11 @@ def _indexes(data: Data, reads: set[str]) -> Data:
 
 
 def _index_paths(answers: dict[str, Any], records: dict[str, Any]) -> dict[str, list[Any]] | None:
-    by_key = {canonical(value): record for key, record in records.items() for value in json.loads(key).values()}
+    by_key = {canonical_json(value): record for key, record in records.items() for value in json.loads(key).values()}
     if any(len(json.loads(key)) != 1 for key in records):
         return None
-    pairs = [
-        (json.loads(key), by_key[canonical(value)]) for key, value in answers.items() if canonical(value) in by_key
-    ]
+    keys = {key: canonical_json(value) for key, value in answers.items()}
+    pairs = [(json.loads(key), by_key[record_key]) for key, record_key in keys.items() if record_key in by_key]
     if len(pairs) < MINIMUM_EQUAL:
         return None
     paths: dict[str, list[Any]] = {}

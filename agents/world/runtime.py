@@ -22,6 +22,9 @@ Data = dict[str, Any]
 Rule = list[Any]
 Path = list[Any]
 
+# The text of an answer and whether it is an error; None: not recorded.
+Reply = tuple[str, bool] | None
+DEFAULT_STYLE = [", ", ": ", True]
 MAX_DEPTH = 3
 NOT_RECORDED = "[not recorded]"
 UNKNOWN = object()
@@ -37,7 +40,7 @@ _OPERATORS: dict[Any, Any] = {
 _PLACEHOLDER = re.compile(r"\{\{(.*?)\}\}")
 
 
-def canonical(value: Any) -> str:
+def canonical_json(value: Any) -> str:
     """Return JSON that is equal for equal values: sorted keys, 35.0 as 35, texts without outer blanks."""
     return json.dumps(_normalized(value), sort_keys=True, ensure_ascii=False, separators=(",", ":"))
 
@@ -54,7 +57,7 @@ def _normalized(value: Any) -> Any:
 
 def call_key(tool: str, arguments: Data) -> str:
     """Return a short digest of a call."""
-    return hashlib.sha256(f"{tool} {canonical(arguments)}".encode(errors="surrogatepass")).hexdigest()[:12]
+    return hashlib.sha256(f"{tool} {canonical_json(arguments)}".encode(errors="surrogatepass")).hexdigest()[:12]
 
 
 def history_key(writes: list[str]) -> str:
@@ -224,32 +227,38 @@ class World:
 
     def call(self, tool: str, arguments: Data) -> str:
         """Return the tool's answer, ``NOT_RECORDED`` if the record does not determine it."""
+        reply = self.reply(tool, arguments)
+        return NOT_RECORDED if reply is None else reply[0]
+
+    def reply(self, tool: str, arguments: Data) -> Reply:
+        """Return the tool's answer and whether it is an error, None if the record does not determine it."""
         if tool not in self.data["calls"]:
-            return NOT_RECORDED
+            return None
         if tool in self.data["writes"]:
             return self._write(tool, arguments)
         return self._read(tool, arguments)
 
-    def _read(self, tool: str, arguments: Data) -> str:
-        entries = self.data["calls"][tool].get(canonical(arguments), [])
+    def _read(self, tool: str, arguments: Data) -> Reply:
+        entries = self.data["calls"][tool].get(canonical_json(arguments), [])
         relevant = self.relevant(tool, arguments)
         if any(write["answer"] is UNKNOWN for write in relevant):
-            return NOT_RECORDED
+            return None
         history = history_key([write["key"] for write in relevant])
-        for entry_history, text, _ in entries:
+        for entry_history, text, failed in entries:
             if entry_history == history:
-                return str(text)
+                return str(text), bool(failed)
         value = self._value(tool, arguments, relevant)
         if value is not UNKNOWN:
-            return as_text(value, self.data["styles"].get(tool, [", ", ": ", True]))
-        text = None if relevant else self._inferred(tool, arguments)
-        return NOT_RECORDED if text is None else text
+            return self._as_text(tool, value), False
+        return None if relevant else self._inferred(tool, arguments)
+
+    def _as_text(self, tool: str, value: Any) -> str:
+        return as_text(value, self.data["styles"].get(tool, DEFAULT_STYLE))
 
     def _value(self, tool: str, arguments: Data, relevant: list[Data]) -> Any:
         """Return a read's answer as data, after the writes since the start."""
-        base = next(
-            (text for history, text, _ in self.data["calls"][tool].get(canonical(arguments), []) if not history), None
-        )
+        entries = self.data["calls"][tool].get(canonical_json(arguments), [])
+        base = next((text for history, text, _ in entries if not history), None)
         value = self._derived(tool, arguments) if base is None else parsed(base)
         for write in relevant:
             effect = self.data["effects"].get(write["tool"], {}).get(tool)
@@ -276,7 +285,7 @@ class World:
         index = self.data["indexes"].get(tool)
         if index is not None:
             return self._indexed(index, arguments)
-        return self.data["derived"].get(tool, {}).get(canonical(arguments), UNKNOWN)
+        return self.data["derived"].get(tool, {}).get(canonical_json(arguments), UNKNOWN)
 
     def _indexed(self, index: Data, arguments: Data) -> Any:
         """Return the key of the only record whose fields have the values of the arguments."""
@@ -290,8 +299,8 @@ class World:
                 keys.append(next(iter(json.loads(key).values())))
         return keys[0] if len(keys) == 1 else UNKNOWN
 
-    def _write(self, tool: str, arguments: Data) -> str:
-        entries = self.data["calls"][tool].get(canonical(arguments), [])
+    def _write(self, tool: str, arguments: Data) -> Reply:
+        entries = self.data["calls"][tool].get(canonical_json(arguments), [])
         history = history_key([write["key"] for write in self.writes])
         exact = [(text, failed) for entry_history, text, failed in entries if entry_history == history]
         if not exact and len({text for _, text, _ in entries}) == 1:
@@ -300,13 +309,13 @@ class World:
             text, failed = exact[0]
             if not failed:
                 self.append(tool, arguments, parsed(text))
-            return str(text)
+            return str(text), bool(failed)
         error = self._error(tool, arguments)
         if error is not None:
-            return error
+            return error, True
         answer = self._answer(tool, arguments) if self.data["writes"][tool]["is_safe"] else UNKNOWN
         self.append(tool, arguments, answer)
-        return NOT_RECORDED if answer is UNKNOWN else as_text(answer, self.data["styles"].get(tool, [", ", ": ", True]))
+        return None if answer is UNKNOWN else (self._as_text(tool, answer), False)
 
     def append(self, tool: str, arguments: Data, answer: Any) -> None:
         """Add a write to the state; ``answer`` is ``UNKNOWN`` if it may have failed."""
@@ -327,13 +336,14 @@ class World:
             return UNKNOWN
         return changed_record(write["record"]["rules"], record, arguments, None)
 
-    def _inferred(self, tool: str, arguments: Data) -> str | None:
+    def _inferred(self, tool: str, arguments: Data) -> Reply:
         """Return the answer to a read without a record: an error of a learned condition, a constant, or a result."""
         error = self._error(tool, arguments)
-        if error is not None or tool in self.data["constants"]:
-            return self.data["constants"][tool] if error is None else error
+        if error is not None:
+            return error, True
         form = self.data["computed"].get(tool)
-        return computed(form, arguments) if form is not None else None
+        text = self.data["constants"].get(tool) if form is None else computed(form, arguments)
+        return None if text is None else (text, False)
 
     def _error(self, tool: str, arguments: Data) -> str | None:
         rules = self.data["errors"].get(tool)
@@ -350,13 +360,13 @@ class World:
         for path in parts(arguments, []):
             value = at_path(arguments, path)
             if value is not None and not isinstance(value, dict | list):
-                conditions.update(canonical(["argument", path, pattern]) for pattern in skeletons(value))
+                conditions.update(canonical_json(["argument", path, pattern]) for pattern in skeletons(value))
         for link in self.data["links"].get(tool, []):
             record = self._linked_record(link, arguments)
             for path in parts(record, []) if isinstance(record, dict) else ():
                 value = at_path(record, path)
                 if not isinstance(value, dict | list):
-                    conditions.add(canonical([link["tool"], link["paths"], path, value]))
+                    conditions.add(canonical_json([link["tool"], link["paths"], path, value]))
         return conditions
 
     def _linked_record(self, link: Data, arguments: Data) -> Any:

@@ -17,7 +17,7 @@ from agents.world.runtime import (
     Rule,
     argument_values,
     at_path,
-    canonical,
+    canonical_json,
     is_linked,
     is_number,
     parts,
@@ -122,7 +122,7 @@ def field_rules(observations: Sequence[Observation]) -> list[Any] | None:
     paths: dict[str, list[Any]] = {}
     for observation in observations:
         for path in _changed_paths(observation.old, observation.new, []):
-            paths[canonical(path)] = path
+            paths[canonical_json(path)] = path
     return [[path, _rule(path, observations)] for _, path in sorted(paths.items())]
 
 
@@ -137,7 +137,7 @@ def _changed_paths(old: dict[str, Any], new: dict[str, Any], prefix: list[Any]) 
 
 def canonical_or_missing(value: Any) -> str | None:
     """Return canonical JSON, None for a missing value."""
-    return None if value is UNKNOWN else canonical(value)
+    return None if value is UNKNOWN else canonical_json(value)
 
 
 def _rule(path: list[Any], observations: Sequence[Observation]) -> Rule | None:
@@ -153,7 +153,7 @@ def _rule(path: list[Any], observations: Sequence[Observation]) -> Rule | None:
     for rule in candidates:
         if all(
             canonical_or_missing(rule_value(rule, old, observation.write.arguments, observation.answer))
-            == canonical(new)
+            == canonical_json(new)
             for observation, old, new in fields
         ):
             return rule
@@ -186,4 +186,4 @@ def _candidates(path: list[Any], observation: Observation, old: Any, new: Any) -
 
 
 def _distinct(observations: Sequence[Observation]) -> int:
-    return len({canonical(observation.write.arguments) for observation in observations})
+    return len({canonical_json(observation.write.arguments) for observation in observations})

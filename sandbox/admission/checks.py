@@ -25,6 +25,7 @@ from sandbox.admission.shortcuts import exploits, floor
 from sandbox.admission.solvability import BaseRewards, oracle, spread
 from sandbox.admission.static_analysis import inspect_source
 from sandbox.admission.target_texts import TargetTexts
+from sandbox.admission.world import WorldReplay, world, world_of
 from sandbox.client import SandboxSource
 from sandbox.contract import Tool
 from sandbox.errors import EngineDown, EpisodeLost, ImageMissing, SandboxError, WorkerDied
@@ -38,7 +39,7 @@ HASH_SEEDS = (4242, TRAINING_HASH_SEED)
 SIGKILL_EXIT_CODE = 128 + signal.SIGKILL
 # Names of the checks in the order of the report.
 CHECK_NAMES = (
-    *("source", "runs", "determinism", "oracle", "diversity", "floor"),
+    *("source", "world", "runs", "determinism", "oracle", "diversity", "floor"),
     *("exploits", "slips", "interface", "leak", "latency", "effects", "spread"),
 )
 CheckFunction = Callable[[CheckContext], Awaitable[Verdict]]
@@ -67,6 +68,7 @@ async def admit(
     limits: SandboxLimits | None = None,
     owner: str = "traced",
     has_user_model: bool = True,
+    world_replay: WorldReplay | None = None,
     clock: Callable[[], float] = time.perf_counter,
     on_check_start: Callable[[str], None] = lambda name: None,
 ) -> AdmissionReport:
@@ -83,6 +85,8 @@ async def admit(
         owner: the label by which ``docker_engine.reap_orphans`` later recognizes the containers.
         has_user_model: whether the environment may ask for a user that is a model. Its place is taken by a
             ``GoalUser``; ``base_rewards`` may set the model as ``source.user``.
+        world_replay: the target's world and its agreement with recorded calls; the check "world" is made of an
+            environment that stands on a world, if this is given.
         on_check_start: called with each check's name when the check starts.
     """
     thresholds = thresholds or Thresholds()
@@ -94,6 +98,7 @@ async def admit(
         target_error_examples,
         target_texts or TargetTexts(),
         has_user_model,
+        world_replay,
     )
     checks = await _run_checks(candidate, base_rewards, thresholds, clock, on_check_start)
     # A worker that was killed, but not for lack of memory, may have been killed from outside, so the checks run once
@@ -112,6 +117,7 @@ class _Candidate:
     target_error_examples: list[str]
     target_texts: TargetTexts
     has_user_model: bool
+    world_replay: WorldReplay | None
 
     def check_context(self, thresholds: Thresholds) -> CheckContext:
         """Return a context with two sandboxes of the environment, which have different hash seeds."""
@@ -150,6 +156,10 @@ async def _run_checks(
 
     inspection = inspect_source(candidate.source_code, has_user_model=candidate.has_user_model)
     await run_check("source", _completed(inspection))
+    digest = world_of(candidate.source_code)
+    if digest is not None and candidate.world_replay is not None:
+        tools = {tool["function"]["name"] for tool in candidate.target_tools or []}
+        await run_check("world", _completed(world(digest, candidate.world_replay, tools, thresholds)))
     context = candidate.check_context(thresholds)
     async with AsyncExitStack() as stack:
         await run_check("runs", _start_both(stack, context))

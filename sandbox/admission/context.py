@@ -86,6 +86,9 @@ class Thresholds:
     # Maximum 95th percentile of the durations of step and reset.
     step_seconds: float = 0.25
     reset_seconds: float = 0.5
+    # A tool whose replayed answers agree less often than this, with the whole interval, refuses its world.
+    world_exact: float = 0.9
+    world_error_class: float = 0.8
     spread_groups: int = 16
     spread_rollouts: int = 16
     # Bounds of the base model's mean reward, from TRACE's calibration.

@@ -36,6 +36,21 @@ def save_environment(session: Session, environment: EnvironmentRecord) -> None:
     insert_new(session, EnvironmentOriginRow, [{"environment_hash": environment_hash, **origin}])
 
 
+def save_source(session: Session, source_code: str) -> str:
+    """Store the source of a world, which no capability produced, and return its SHA-256."""
+    source_hash = hashlib.sha256(source_code.encode()).hexdigest()
+    insert_new(session, EnvironmentRow, [{"hash": source_hash, "source_code": source_code}])
+    return source_hash
+
+
+def get_source(session: Session, source_hash: str) -> str:
+    """Return the source of an environment or a world by hash; raises ``NotFound``."""
+    row = session.get(EnvironmentRow, source_hash)
+    if row is None:
+        raise NotFound("environment", source_hash)
+    return row.source_code
+
+
 def get_environment(session: Session, environment_hash: str, *, cycle_id: str | None = None) -> EnvironmentRecord:
     """Return an environment by hash, with its first origin (in ``cycle_id``, if given); raises ``NotFound``."""
     records = _environments(session, environment_hash=environment_hash, cycle_id=cycle_id)

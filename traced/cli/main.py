@@ -56,6 +56,11 @@ VERBS = {
         "analyze",
         "Find the capabilities that the agent lacked in failed trajectories of the newest collection or import.",
     ),
+    "world": Verb(
+        "world",
+        "world",
+        "Reconstruct what a recorded target's tools answer, and replay recorded calls in it, in a container.",
+    ),
     "synthesize": Verb(
         "stages",
         "synthesize",

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field
 from store.records import Finding
 from store.types import GateAnswer, GateResult, Outcome, PairedDifference
 from traced.evaluation.intervals import Change, Interval, Rate, RoutingQuality
+from traced.evaluation.world_agreement import WorldFigures, agreement_json
 
 FLOOR = "do-nothing"
 BASE = "base"
@@ -136,6 +137,7 @@ class CycleFigures:
     endings: list[Ending] = field(default_factory=list)
     curves: dict[str, list[dict[str, float]]] = field(default_factory=dict)  # capability -> iterations, in order
     rates: dict[str, Rate] = field(default_factory=dict)
+    world: WorldFigures | None = None  # of a recorded target
     self_check: SelfCheck | None = None  # of the target, on the test split; on the train split until then
     gain: Interval | None = None  # composed minus base
     over_single: GainOver | None = None  # over the adapter that is best alone on these tasks
@@ -239,8 +241,8 @@ def as_json(figures: CycleFigures) -> dict[str, object]:
     """Return the object that ``traced demo --json`` prints; missing figures are null.
 
     ``verdict`` is a sentence on the result. ``over_best_single`` and ``composition`` are present once compositions were
-    compared, ``routing`` once tasks were routed, ``analysed`` if production
-    trajectories were analysed, ``prompts`` if prompt patches were tried, and ``grpo_on_target`` and
+    compared, ``routing`` once tasks were routed, ``analysed`` if production trajectories were analysed, ``world`` if
+    recorded calls were replayed, ``prompts`` if prompt patches were tried, and ``grpo_on_target`` and
     ``over_grpo_on_target`` if that policy was evaluated.
     """
     gain = figures.gain
@@ -274,6 +276,9 @@ def as_json(figures: CycleFigures) -> dict[str, object]:
         payload["validation_episodes"] = figures.validation_episodes
     if figures.analysed.get(PRODUCTION):
         payload["analysed"] = figures.analysed
+    if figures.world:
+        agreement = agreement_json(figures.world.agreement)
+        payload["world"] = {"digest": figures.world.digest, "conversations": figures.world.conversations} | agreement
     if figures.prompts:
         payload["prompts"] = [
             {

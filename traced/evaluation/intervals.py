@@ -14,7 +14,7 @@ Not covered: one task; its interval is [-1, 1].
 """
 
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
@@ -277,16 +277,37 @@ def rate(name: str, trajectories: Iterable[Trajectory]) -> Rate:
     outcomes = [(trajectory.task_id, trajectory.outcome) for trajectory in trajectories]
     infrastructure = sum(outcome is Outcome.INFRASTRUCTURE for _, outcome in outcomes)
     outcomes_by_task = [(task, int(outcome is Outcome.SUCCESS)) for task, outcome in outcomes if outcome.is_judged]
-    successes, count = sum(success for _, success in outcomes_by_task), len(outcomes_by_task)
-    if not count:
-        return Rate(name, 0, 0, 0.0, 0.0, 1.0, infrastructure)
-    sizes = Counter(task for task, _ in outcomes_by_task)
-    sums = Counter(task for task, success in outcomes_by_task if success)
-    share = successes / count
+    successes, result = sum(success for _, success in outcomes_by_task), mean_share(outcomes_by_task)
+    return Rate(name, result.count, successes, result.share, result.low, result.high, infrastructure)
+
+
+@dataclass(frozen=True)
+class Share:
+    """The mean of ``count`` values in [0, 1] with its 95 % interval, in which the values of a task are one cluster."""
+
+    count: int
+    share: float
+    low: float
+    high: float
+
+
+def mean_share(values_by_task: Iterable[tuple[str, float]]) -> Share:
+    """Return the mean of (task, value) pairs, values in [0, 1]; its interval is [0, 1] if there are none.
+
+    The interval is Wilson's, which is too wide rather than too narrow for values between 0 and 1.
+    """
+    pairs = list(values_by_task)
+    if not pairs:
+        return Share(0, 0.0, 0.0, 1.0)
+    count, sizes, sums = len(pairs), Counter(task for task, _ in pairs), defaultdict[str, float](float)
+    for task, value in pairs:
+        sums[task] += value
+    share = sum(sums.values()) / count
     between = sum((sums[task] - size * share) ** 2 for task, size in sizes.items())
-    effect = _design_effect(count, len(sizes), max(sizes.values()), successes - count * share**2, between)
+    squares = sum(value**2 for _, value in pairs) - count * share**2
+    effect = _design_effect(count, len(sizes), max(sizes.values()), squares, between)
     low, high = wilson(share, count / effect)
-    return Rate(name, count, successes, share, low, high, infrastructure)
+    return Share(count, share, low, high)
 
 
 def wilson(share: float, count: float) -> tuple[float, float]:

@@ -35,6 +35,7 @@ from traced.evaluation.figures import (
     verdict,
 )
 from traced.evaluation.intervals import Change, Rate, RoutingQuality
+from traced.evaluation.world_agreement import share_text
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -171,6 +172,8 @@ def summary_table(figures: CycleFigures) -> Group:
         lines.append(_rates_table(figures))
     if figures.self_check:
         lines.append(Text(f"{figures.target}: {figures.self_check.text}"))
+    if figures.world:
+        lines.append(Text(f"World of {figures.target}: {figures.world.text}"))
     lines += [Text(prompt_sentence(prompt), style="green" if prompt.is_enough else "") for prompt in figures.prompts]
     fixed = {prompt.capability for prompt in figures.prompts if prompt.is_enough}
     for ending in figures.endings:
@@ -211,7 +214,7 @@ def render(figures: CycleFigures, plots: dict[str, bytes]) -> str:
     environment = Environment(
         loader=PackageLoader("traced.evaluation", "."), autoescape=True, undefined=StrictUndefined
     )
-    environment.filters |= {"percent": percent, "points": points, "remark": gate_remark}
+    environment.filters |= {"percent": percent, "points": points, "remark": gate_remark, "shared": share_text}
     return environment.get_template("report_template.html").render(
         figures=figures,
         verdict=verdict(figures),

@@ -13,6 +13,7 @@ from sandbox import admission
 from sandbox.admission import Thresholds
 from sandbox.admission.checks import refusals
 from sandbox.admission.target_texts import TargetTexts, tool_answers
+from sandbox.admission.world import MeasuredShare, ToolReplay, WorldReplay, world_of
 from sandbox.client import SandboxSource
 from sandbox.contract import Tool
 from sandbox.docker_engine import connect
@@ -21,10 +22,13 @@ from sandbox.user import User
 from store.repositories.environments import get_environment, list_admissions, save_admission
 from store.types import AdmissionReport, EndCause, Outcome, Trajectory
 from traced.config.settings import Settings
+from traced.evaluation.intervals import Share
+from traced.evaluation.world_agreement import WorldFigures
 from traced.inference.errors import EngineError
 from traced.pipeline.collect import collected
 from traced.pipeline.context import Context
 from traced.pipeline.episodes import BASE, model_policy
+from traced.pipeline.world import prove_world
 from traced.rollouts.episodes import EpisodeJob, Limits, run_episodes
 from traced.rollouts.step_limit import step_timeout_s, user_wait_s
 
@@ -67,6 +71,8 @@ async def _judge(context: Context, environment: str) -> AdmissionReport:
         source_code = get_environment(session, environment).source_code
     trajectories = collected(context)
     has_user_model = bool(context.settings.target.user.model)
+    stands_on_world = context.target.is_recorded and world_of(source_code) is not None
+    world_replay = _world_replay(await prove_world(context)) if stands_on_world else None
     async with context.environment_user(source_code) if has_user_model else nullcontext() as user:
         report = await admission.admit(
             source_code,
@@ -78,10 +84,25 @@ async def _judge(context: Context, environment: str) -> AdmissionReport:
             limits=context.sandbox_limits,
             owner=context.sandbox_owner,
             has_user_model=has_user_model,
+            world_replay=world_replay,
         )
     with context.write_session() as session:
         save_admission(session, report, cycle_id=context.cycle_id, at=context.now())
     return report
+
+
+def _world_replay(figures: WorldFigures) -> WorldReplay:
+    def admission_share(share: Share) -> MeasuredShare:
+        return MeasuredShare(share.count, share.share, share.low, share.high)
+
+    return WorldReplay(
+        figures.digest,
+        [
+            ToolReplay(row.tool, row.is_write, split, admission_share(row.exact), admission_share(row.error_class))
+            for split, rows in figures.agreement.items()
+            for row in rows
+        ],
+    )
 
 
 def _tools(trajectories: Sequence[Trajectory]) -> list[Tool]:

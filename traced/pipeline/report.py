@@ -57,6 +57,7 @@ from traced.pipeline.context import Context
 from traced.pipeline.evaluate import ROUTE, stage_of
 from traced.pipeline.promote import decision_of, routable_adapters
 from traced.pipeline.self_check import SELF_CHECK
+from traced.pipeline.world import find_figures
 from traced.prompt_optimization.patches import SHORT_ID_DIGITS, gates, newest_patches, remedy_text, sufficient_patches
 from traced.registry.decisions import PromptDecision, prompt_decisions
 from traced.routing.composition import MERGED, Composition, read_choice
@@ -125,6 +126,7 @@ def gather(context: Context) -> CycleFigures:
         endings=[Ending(name, event.stage, str(event.detail.get("reason"))) for name, event in failed.items()],
         curves={name: curve for name, curve in curves.items() if curve},
         rates={name: rate(name, trajectories) for name, trajectories in arms.items()},
+        world=find_figures(context),
         self_check=_self_check(events),
         gain=_gain(arms),
         over_single=over_single(arms),

@@ -401,6 +401,17 @@ def interface(evidence: Evidence) -> Iterator[str]:
         )
 
 
+def world(evidence: Evidence) -> Iterator[str]:
+    """Yield advice on a world that is not the target's, or that answers otherwise than the target."""
+    if evidence.get("world") != evidence.get("target_world"):
+        yield "The world of this file is not the one of the target's conversations: write the environment again."
+    for item in _quoted_items(evidence, "disagreeing"):
+        yield (
+            f"The world answers otherwise than the target did ({item}): the tool's answers depend on what its "
+            "conversations do not show. Import more conversations, or leave out what the world must not answer."
+        )
+
+
 def leak(evidence: Evidence) -> Iterator[str]:
     """Yield advice on what the episode reveals too early, and on codes that the oracle could not know."""
     unseen = {figure.name: figure for figure in figures(evidence) if figure.kept is False}.get("unseen")
@@ -478,6 +489,7 @@ def _percent(value: object) -> str:
 
 ADVICE: dict[str, Callable[[Evidence], Iterator[str]]] = {
     "source": source,
+    "world": world,
     "runs": runs,
     "determinism": determinism,
     "oracle": oracle,

@@ -18,6 +18,7 @@ from store.types import AdmissionReport, Check
 
 MEANS = {
     "source": "parses, is small, imports and calls only what an environment needs",
+    "world": "its world is the target's, and answers recorded calls as the target did",
     "runs": "two seeds come through reset, step, score and oracle in two processes",
     "determinism": "the same seed gives the same bytes, also in another process and among other episodes",
     "oracle": "its own oracle ends every probed seed with reward 1 and success",
@@ -64,6 +65,8 @@ NOTES = {
     "played": "repetitions, until fast enough; for each call the shortest time counts",
     "groups": "seeds on which the base model was run",
     "rollouts": "episodes of the base model on each of these seeds",
+    "tools_judged": "tools of which at least one recorded call was answered",
+    "not_judged": "tools of whose recorded calls none was answered",
     "mean": "mean reward of the base model",
     "mixed": "share of groups with different rewards; GRPO learns only from these",
     "all_success": "share of groups in which every episode has reward 1",
@@ -71,6 +74,8 @@ NOTES = {
 }
 # The bounds of the checks in words; the names in braces are fields of ``Thresholds``.
 REQUIREMENTS = {
+    "world": "equal answers to at least {world_exact} of the reads, the same error or none in at least "
+    "{world_error_class} of the calls; a tool is refused if its whole interval lies below",
     "oracle": "on each of {seeds} seeds",
     "diversity": "of {diversity_seeds} seeds at least {distinct} give an episode of their own; once names, ids and "
     "numbers are masked there are at least {distinct_shapes} structures, none with more than {commonest_shape} of the "

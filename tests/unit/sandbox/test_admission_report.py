@@ -235,7 +235,7 @@ def test_the_verdict_names_unchecked_parts() -> None:
     ]
     refused_report = report_of(sound, failed("runs"))
     assert verdict(refused_report) == "refused"
-    assert [entry.check for entry in unchecked(refused_report)] == [*CHECK_NAMES[2:]]
+    assert [entry.check for entry in unchecked(refused_report)] == [*CHECK_NAMES[CHECK_NAMES.index("runs") + 1 :]]
     assert "determinism, oracle, " in printed(refused_report)
 
 

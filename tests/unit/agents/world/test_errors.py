@@ -4,7 +4,7 @@ from agents.world.calls import AnsweredCall
 from agents.world.errors import ConditionedCall, error_rules
 from agents.world.runtime import World, parsed
 
-EMPTY = {"links": {}, "calls": {}, "writes": {}}
+EMPTY: dict[str, dict[str, object]] = {"links": {}, "calls": {}, "writes": {}}
 
 
 def calls(*entries: tuple[str, str]) -> list[ConditionedCall]:
@@ -17,12 +17,12 @@ def calls(*entries: tuple[str, str]) -> list[ConditionedCall]:
     return items
 
 
-PAID = [(f"card-{n}", "paid") for n in range(5)]
+PAYMENTS = [(f"card-{n}", "paid") for n in range(5)]
 
 
 def test_a_form_of_an_argument_that_always_fails_is_a_condition() -> None:
     rules, unexplained = error_rules(
-        calls(*PAID, ("voucher-1", "no voucher-1 here"), ("voucher-2", "no voucher-2 here"))
+        calls(*PAYMENTS, ("voucher-1", "no voucher-1 here"), ("voucher-2", "no voucher-2 here"))
     )
     assert unexplained == 0.0
     assert rules == [{"condition": '["argument",["with"],"#voucher-0"]', "template": 'no {{["with"]}} here'}]
@@ -34,6 +34,6 @@ def test_one_task_or_one_exception_or_a_text_with_other_values_gives_no_conditio
         [("voucher-1", "no voucher-1"), ("voucher-2", "no voucher-2"), ("voucher-3", "paid")],
         [("voucher-1", "no, 5 missing"), ("voucher-2", "no, 7 missing")],
     ):
-        rules, unexplained = error_rules(calls(*PAID, *entries))
+        rules, unexplained = error_rules(calls(*PAYMENTS, *entries))
         assert rules == []
         assert unexplained > 0

@@ -1,0 +1,123 @@
+"""How well a world answers recorded calls, by tool, with intervals: plain types for the command and the report.
+
+"held out": calls of conversations that are held out. "left out": calls of train conversations, each on a world that was
+made without that conversation; other conversations of its task may be in it.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from agents.world.agreement import CallAgreement
+from traced.evaluation.intervals import Share, mean_share
+
+HELD_OUT_CALLS, LEFT_OUT_CALLS = "held out", "left out"
+MEASURES = ("coverage", "exact", "fields", "error_class", "errors", "states")
+READS, WRITES = "all reads", "all writes"
+
+
+@dataclass(frozen=True)
+class ToolAgreement:
+    """The agreement of a world with the recorded calls of one tool, or of all reads or writes.
+
+    Attributes:
+        coverage: Share of the calls that the world answered; the shares below are of these.
+        exact: Equal answers.
+        fields: Equal leaf values of the answers.
+        error_class: Both answers are errors of one class, or both are none.
+        errors: The same, of the calls alone whose recorded answer is an error.
+        states: Equal answers to reads of what an earlier write of the conversation names.
+    """
+
+    tool: str
+    is_write: bool
+    coverage: Share
+    exact: Share
+    fields: Share
+    error_class: Share
+    errors: Share
+    states: Share
+
+
+@dataclass(frozen=True)
+class WorldFigures:
+    """A target's world: the hash of its source, how many conversations it was made of, and its agreement by split."""
+
+    digest: str
+    conversations: int
+    agreement: dict[str, list[ToolAgreement]]  # HELD_OUT_CALLS, LEFT_OUT_CALLS -> tools, then all reads and writes
+
+    @property
+    def text(self) -> str:
+        """Return the figures in one line."""
+        parts = []
+        for split, rows in self.agreement.items():
+            for row in rows:
+                if row.tool in (READS, WRITES) and row.coverage.count:
+                    parts.append(
+                        f"{row.tool} of {split} conversations: {row.exact.count} of {row.coverage.count} answered"
+                        + (f", {share_text(row.exact)} exact" if row.exact.count else "")
+                    )
+        return "; ".join(parts) or "no calls to compare with"
+
+
+def tool_agreements(calls: Sequence[CallAgreement]) -> list[ToolAgreement]:
+    """Return the agreement by tool, then that of all reads and all writes."""
+    rows = [_row(tool, [call for call in calls if call.tool == tool]) for tool in sorted({call.tool for call in calls})]
+    for name, is_write in ((READS, False), (WRITES, True)):
+        rows.append(_row(name, [call for call in calls if call.is_write is is_write]))
+    return [row for row in rows if row.coverage.count]
+
+
+def _row(tool: str, calls: Sequence[CallAgreement]) -> ToolAgreement:
+    answered_calls = [call for call in calls if call.is_answered]
+
+    def share(rows: Iterable[CallAgreement], value: Callable[[CallAgreement], float]) -> Share:
+        return mean_share((call.task, float(value(call))) for call in rows)
+
+    return ToolAgreement(
+        tool=tool,
+        is_write=any(call.is_write for call in calls),
+        coverage=share(calls, lambda call: call.is_answered),
+        exact=share(answered_calls, lambda call: call.is_exact),
+        fields=share(answered_calls, lambda call: call.fields),
+        error_class=share(answered_calls, lambda call: call.has_error_class),
+        errors=share((call for call in answered_calls if call.is_error), lambda call: call.has_error_class),
+        states=share((call for call in answered_calls if call.shows_state), lambda call: call.is_exact),
+    )
+
+
+def share_text(share: Share) -> str:
+    """Return a share with its interval; "-" if there is nothing to share."""
+    if not share.count:
+        return "-"
+    return f"{100 * share.share:.0f} % [{100 * share.low:.0f}, {100 * share.high:.0f}]"
+
+
+def agreement_lines(rows: Sequence[ToolAgreement]) -> list[str]:
+    """Return the agreement by tool, a line for each."""
+    lines = []
+    for row in rows:
+        measures = {"exact": row.exact, "fields": row.fields, "error class": row.error_class}
+        measures |= {"of errors": row.errors, "states": row.states}
+        name = f"{row.tool} (writes)" if row.is_write and row.tool != WRITES else row.tool
+        shares = [f"{title} {share_text(share)}" for title, share in measures.items() if share.count]
+        count = row.exact.count
+        lines.append(f"{name}: {', '.join([f'{count} of {row.coverage.count} calls answered', *shares])}")
+    return lines
+
+
+def agreement_json(agreement: dict[str, list[ToolAgreement]]) -> dict[str, list[dict[str, Any]]]:
+    """Return the agreement as JSON, as ``read_agreement`` reads it."""
+    return {split: [asdict(row) for row in rows] for split, rows in agreement.items()}
+
+
+def read_agreement(payload: dict[str, list[dict[str, Any]]]) -> dict[str, list[ToolAgreement]]:
+    """Return the agreement that ``agreement_json`` wrote."""
+    return {
+        split: [
+            ToolAgreement(row["tool"], row["is_write"], *(Share(**row[measure]) for measure in MEASURES))
+            for row in rows
+        ]
+        for split, rows in payload.items()
+    }

@@ -1,0 +1,229 @@
+"""A recorded target's world: made of its train conversations, and proved by replaying held-out ones in the sandbox.
+
+Invariants: no held-out conversation enters a world. The world of a cycle is made once; its source is stored under its
+hash, like that of an environment, and the stage event names the conversations that it was made of.
+"""
+
+import asyncio
+import random
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import Any
+
+from agents.errors import TranscriptError
+from agents.transcript import Transcript, transcript
+from agents.world.agreement import CallAgreement, compare
+from agents.world.calls import Conversation, conversations
+from agents.world.errors import error_class
+from agents.world.reconstruction import world_data, world_source
+from agents.world.tool_roles import write_tools
+from sandbox.world_replay import replay_conversations
+from store.records import StageState
+from store.repositories.cycles import list_stage_events
+from store.repositories.environments import get_source, save_source
+from store.repositories.trajectories import TrajectoryFilter, list_trajectories
+from traced.core.errors import StageError
+from traced.evaluation.world_agreement import (
+    HELD_OUT_CALLS,
+    LEFT_OUT_CALLS,
+    WorldFigures,
+    agreement_json,
+    read_agreement,
+    tool_agreements,
+)
+from traced.pipeline.context import Context
+from traced.targets.conversation_target import HELD_OUT, TRAIN
+
+WORLD, REPLAY = "world", "replay"  # stages
+MAX_CONVERSATIONS = 1000
+# The sandbox loads a source of at most ``sandbox.message_kb``.
+MAX_SOURCE_SHARE = 0.75
+FOLDS = 5
+
+
+@dataclass(frozen=True)
+class TargetWorld:
+    """A world of a target: its source, the hash of the source, and the ids of the conversations that it is made of."""
+
+    digest: str
+    source_code: str
+    conversations: list[str]
+
+
+@dataclass(frozen=True)
+class TaskTranscript:
+    """A conversation, and the task that it is about."""
+
+    transcript: Transcript
+    task: str
+
+
+async def make_world(context: Context) -> TargetWorld:
+    """Return the cycle's world; the first call makes it.
+
+    Raises:
+        StageError: No train conversation of the target has an answered tool call.
+    """
+    stored_world = find_world(context)
+    if stored_world is not None:
+        return stored_world
+    name = context.target.name
+    with context.stage(WORLD, f"Reconstruct what the tools of {name} answer") as stage:
+        train = _transcripts(context, TRAIN)
+        source_code, used = await asyncio.to_thread(_fitting_source, context, train)
+        if not used:
+            raise StageError(
+                f"no conversation of {name} that is not held out has an answered tool call", hint="traced import FILE"
+            )
+        with context.write_session() as session:
+            digest = save_source(session, source_code)
+        ids = [item.transcript.trajectory_id for item in used]
+        stage.detail = {"digest": digest, "conversations": ids, "left_out": len(train) - len(used)}
+        stage.figure = f"world:{digest[:12]}, of {len(used)} of {len(train)} conversations"
+    return TargetWorld(digest, source_code, ids)
+
+
+def find_world(context: Context) -> TargetWorld | None:
+    """Return the world that the cycle has made, None if it has made none."""
+    detail = _newest_detail(context, WORLD)
+    if detail is None:
+        return None
+    with context.read_session() as session:
+        return TargetWorld(detail["digest"], get_source(session, detail["digest"]), list(detail["conversations"]))
+
+
+async def prove_world(context: Context) -> WorldFigures:
+    """Return the agreement of the cycle's world with recorded calls; the first call replays them in the sandbox.
+
+    Raises:
+        StageError: There is no world and none can be made.
+        SandboxError: Docker cannot be used, or the world does not run.
+    """
+    world = await make_world(context)
+    figures = find_figures(context)
+    if figures is not None and figures.digest == world.digest:
+        return figures
+    with context.stage(
+        REPLAY, f"Replay recorded calls in the world of {context.target.name}", total=FOLDS + 1
+    ) as stage:
+        train = {item.transcript.trajectory_id: item for item in _transcripts(context, TRAIN)}
+        used = [train[key] for key in world.conversations if key in train]
+        held_out = _transcripts(context, HELD_OUT)
+        target_tools = _target_tools(used, held_out)
+        calls = {HELD_OUT_CALLS: await _replay(context, world.source_code, held_out, target_tools)}
+        stage.advance()
+        left_out: list[CallAgreement] = []
+        for fold in _folds(used):
+            rest = [item for item in used if item not in fold]
+            if fold and rest:
+                source_code = await asyncio.to_thread(_source, rest)
+                left_out += await _replay(context, source_code, fold, target_tools)
+            stage.advance()
+        calls[LEFT_OUT_CALLS] = left_out
+        agreement = {split: tool_agreements(results) for split, results in calls.items()}
+        figures = WorldFigures(world.digest, len(used), agreement)
+        stage.detail = {"digest": world.digest, "conversations": len(used), "agreement": agreement_json(agreement)}
+        stage.figure = figures.text
+    return figures
+
+
+def find_figures(context: Context) -> WorldFigures | None:
+    """Return the agreement that the cycle has measured last, None if it has measured none."""
+    detail = _newest_detail(context, REPLAY)
+    if detail is None:
+        return None
+    return WorldFigures(detail["digest"], detail["conversations"], read_agreement(detail["agreement"]))
+
+
+def _newest_detail(context: Context, stage: str) -> dict[str, Any] | None:
+    with context.read_session() as session:
+        events = list_stage_events(session, context.cycle_id)
+    details = [event.detail for event in events if event.stage == stage and event.state is StageState.FINISHED]
+    return details[-1] if details else None
+
+
+def _transcripts(context: Context, split: str) -> list[TaskTranscript]:
+    """Return a split's conversations with answered tool calls, a sample if there are over ``MAX_CONVERSATIONS``."""
+    with context.read_session() as session:
+        trajectories = list_trajectories(session, TrajectoryFilter(source=context.target.name, split=split))
+    items = []
+    for trajectory in trajectories:
+        try:
+            item = TaskTranscript(transcript(trajectory), trajectory.task_id)
+        except TranscriptError:
+            continue
+        if any(call.result is not None for call in item.transcript.calls):
+            items.append(item)
+    items.sort(key=lambda item: item.transcript.trajectory_id)
+    if len(items) > MAX_CONVERSATIONS:
+        items = random.Random(context.target.name).sample(items, MAX_CONVERSATIONS)
+    return items
+
+
+def _fitting_source(context: Context, items: Sequence[TaskTranscript]) -> tuple[str, list[TaskTranscript]]:
+    """Return the source of a world and the conversations it is made of: as many as the sandbox can load."""
+    limit = MAX_SOURCE_SHARE * 1024 * context.sandbox_limits.message_kb
+    used = list(items)
+    while used:
+        source_code = _source(used)
+        if len(source_code.encode()) <= limit:
+            return source_code, used
+        used = used[: 3 * len(used) // 4]
+    return "", []
+
+
+def _source(items: Sequence[TaskTranscript]) -> str:
+    return world_source(world_data([item.transcript for item in items], [item.task for item in items]))
+
+
+def _folds(items: Sequence[TaskTranscript]) -> list[list[TaskTranscript]]:
+    """Return the conversations in ``FOLDS`` parts, by a digest of their ids."""
+    folds: dict[int, list[TaskTranscript]] = defaultdict(list)
+    for item in items:
+        digest = blake2b(item.transcript.trajectory_id.encode(errors="surrogatepass"), digest_size=8).digest()
+        folds[int.from_bytes(digest) % FOLDS].append(item)
+    return [folds[number] for number in range(FOLDS)]
+
+
+@dataclass(frozen=True)
+class _TargetTools:
+    """What calls are compared by: the tools that write, and the classes of all recorded errors."""
+
+    writes: set[str]
+    error_classes: set[str]
+
+
+def _target_tools(train: Sequence[TaskTranscript], held_out: Sequence[TaskTranscript]) -> _TargetTools:
+    train_conversations = _conversations(train)
+    errors = {
+        error_class(call.text)
+        for conversation in [*train_conversations, *_conversations(held_out)]
+        for call in conversation.calls
+        if call.failed
+    }
+    return _TargetTools(write_tools(train_conversations), errors)
+
+
+async def _replay(
+    context: Context, source_code: str, items: Sequence[TaskTranscript], target_tools: _TargetTools
+) -> list[CallAgreement]:
+    """Return the comparison of a world's answers with those of conversations that it is not made of."""
+    replays = [conversation for conversation in _conversations(items) if conversation.calls]
+    if not replays:
+        return []
+    answers = await replay_conversations(
+        source_code,
+        [[(call.tool, call.arguments) for call in conversation.calls] for conversation in replays],
+        limits=context.sandbox_limits,
+        owner=context.sandbox_owner,
+    )
+    results = []
+    for conversation, conversation_answers in zip(replays, answers, strict=True):
+        results += compare(conversation, conversation_answers, target_tools.writes, target_tools.error_classes)
+    return results
+
+
+def _conversations(items: Sequence[TaskTranscript]) -> list[Conversation]:
+    return conversations([item.transcript for item in items], [item.task for item in items])
