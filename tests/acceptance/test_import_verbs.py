@@ -72,9 +72,14 @@ def test_conversations_of_a_recorded_target_are_analysed_in_a_cycle_of_the_targe
     assert analyzed.json["cycle"] == "acme-bundled-0-1"
     assert "compare different tasks, which is weaker evidence: 0 tasks have both" in traced("analyze", *options).out
     assert traced("analyze", *options, "--json").json == analyzed.json
+    file.write_text(json.dumps([{**record, "trial": 8} for record in records()]))
+    assert traced("import", file, *options, "--json").json["added"] == 3
+    assert "3 conversations with an outcome are not in this analysis" in " ".join(
+        traced("analyze", *options).out.split()
+    )
     collected = traced("collect", *options, "--json")
     assert collected.json["cycle"] == "acme-bundled-0-2"
-    assert collected.json["success"]["episodes"] == 24
+    assert collected.json["success"]["episodes"] == 27
     demo = traced("demo", "--json", *options)
     assert demo.json["verdict"] == "No capability was found lacking, so no adapter was trained."
     demo = traced("demo", "--compare", *options)

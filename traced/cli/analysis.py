@@ -39,6 +39,7 @@ from traced.pipeline.analyze import (
 )
 from traced.pipeline.analyze import analyze as analyze_stage
 from traced.pipeline.collect import collect as collect_stage
+from traced.pipeline.collect import not_analyzed
 from traced.pipeline.context import Context, RunningStage
 from traced.pipeline.findings import BUILTIN, MIXED_TASKS, AnalysisContext, Comparison, Difference
 from traced.pipeline.findings import compare as compare_analysts
@@ -270,8 +271,9 @@ def analyze(
         else:
             show_comparison(cycle, comparison)
         return
+    rest = 0
     if conversation_target(settings).is_recorded:
-        cycle, findings = _of_conversations(settings)
+        cycle, findings, rest = _of_conversations(settings)
     else:
         cycle, findings = _imported(settings) or _collected(settings)
     record = stored_analysis(settings, cycle)
@@ -280,6 +282,10 @@ def analyze(
         print_json({"cycle": cycle, "analyst": analyst, "capabilities": findings, **record.as_json()})
         return
     show_analysis(cycle, analyst, findings, record)
+    if rest:
+        _say(
+            f"{rest} conversations with an outcome are not in this analysis: traced collect begins a new cycle with them"
+        )
 
 
 def _parse_analysts(text: str) -> list[str]:
@@ -330,13 +336,17 @@ def _collected(settings: Settings) -> tuple[str, list[Finding]]:
     return on_cycle(settings, work, finder=to_be_analyzed)
 
 
-def _of_conversations(settings: Settings) -> tuple[str, list[Finding]]:
-    """Analyse the recorded conversations of the target, in its unfinished cycle or a new one."""
+def _of_conversations(settings: Settings) -> tuple[str, list[Finding], int]:
+    """Analyse the recorded conversations of the target, in its unfinished cycle or a new one.
 
-    async def work(context: Context) -> tuple[str, list[Finding]]:
+    Returns:
+        The cycle, its findings, and the number of conversations that the analysis could have used and has not.
+    """
+
+    async def work(context: Context) -> tuple[str, list[Finding], int]:
         await collect_stage(context)
         await analyze_stage(context)
-        return context.cycle_id, stored_findings(context)
+        return context.cycle_id, stored_findings(context), not_analyzed(context)
 
     return on_cycle(settings, work, create=True)
 

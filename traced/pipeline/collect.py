@@ -126,6 +126,14 @@ def check_conversations(session: Session, name: str) -> None:
     )
 
 
+def not_analyzed(context: Context) -> int:
+    """Return how many conversations of a recorded target the cycle's analysis could have used and has not."""
+    with context.read_session() as session:
+        return len(
+            {*_selection(session, context.target.name).ids} - {*labelled_trajectories(session, context.cycle_id)}
+        )
+
+
 def _unused(session: Session, name: str) -> dict[str, int]:
     """Return how many conversations of a recorded target no cycle may use, by reason."""
     counts = {
