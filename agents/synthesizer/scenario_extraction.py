@@ -61,8 +61,11 @@ def extract_template(transcript: Transcript, corpus: Corpus) -> Template | NoTem
     first = min((message.index for message in transcript.agent), default=transcript.length)
     first = min([first, *(call.index for call in transcript.calls)])
     opening_texts = [message.text for message in transcript.user if message.index < first]
-    if not opening_texts or not transcript.system:
-        return NoTemplate("no system prompt or no opening message")
+    if not opening_texts:
+        return NoTemplate("no opening message")
+    # Some agents have no system prompt; in a trace of one that has, it was lost.
+    if not transcript.system and any(other.system for other in corpus.transcripts):
+        return NoTemplate("no system prompt")
     if any(call.result is None or call.arguments is None for call in transcript.calls):
         return NoTemplate("a call is malformed or was never answered")
     steps = _steps(transcript, corpus)

@@ -283,9 +283,7 @@ def analyze(
         return
     show_analysis(cycle, analyst, findings, record)
     if rest:
-        _say(
-            f"{rest} conversations with an outcome are not in this analysis: traced collect begins a new cycle with them"
-        )
+        _say(f"{rest} conversations with an outcome are not in this analysis; traced collect begins a new cycle")
 
 
 def _parse_analysts(text: str) -> list[str]:

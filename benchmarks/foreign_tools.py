@@ -1,0 +1,148 @@
+"""From conversations with tools that nobody shaped for traced to an admitted environment, with the built-in agents.
+
+    python -m benchmarks.foreign_tools [--trials 3] [--share 0.5] [--into DIR] [--json]
+
+The conversations are of the multi-turn tasks of BFCL (``scripts/targets.sh .targets bfcl``): its users, its tools, its
+gold calls, and a planted deficit. In ``--share`` of the conversations an agent leaves the last of several calls of a
+user's turn out. ``traced`` gets them as a file (``target.kind = "recorded"``) with the score of BFCL's own grader, and
+runs ``import``, ``analyze``, ``synthesize`` and ``admit`` without any model. The agent has the tools of all eight APIs.
+
+Aim: an environment of the planted capability is admitted. Exit code 1 when it is missed. The base model's rewards are
+left out of the admission, because the bundled model cannot play these tasks: ``admission.mixed`` is 0.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import random
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from sandbox.contract import Message
+from sandbox.episodes import EpisodeSource
+from traced.config.settings import load_settings
+from traced.targets.play import gold_play
+from traced.targets.registry import target
+
+ROOT = Path(__file__).parents[1]
+PLANTED = "multi-step-completion"
+TASKS = "bfcl:multi-turn"
+MAX_TURNS = 100
+SETTINGS = {
+    "target.name": "foreign",
+    "target.kind": "recorded",
+    "target.held_out": 0.2,
+    "admission.mixed": 0.0,
+    "admission.mean_low": 0.0,
+    "admission.mean_high": 1.0,
+    "collect.episodes": 1000,
+}
+
+
+async def conversations(folder: Path, trials: int, share: float) -> list[dict[str, Any]]:
+    """Return the records of all train tasks, ``trials`` of each."""
+    tasks = target(load_settings(folder / "bfcl", {"target.name": TASKS}))
+    records, tools = [], {}
+    async with tasks.source() as source:
+        plays = {seed: await gold_play(source, seed, MAX_TURNS) for seed in tasks.splits["train"]}
+        tools = {tool["function"]["name"]: tool for play in plays.values() for tool in play.task.tools}
+        for seed, play in plays.items():
+            messages = [turn.message for turn in play.turns]
+            for trial in range(trials):
+                rng = random.Random(f"{seed} {trial}")
+                faulty = [without_last_call(message) for message in messages] if rng.random() < share else messages
+                chat, success = await played(source, seed, faulty)
+                chat = [{"role": "system", "content": play.task.system}, *chat] if play.task.system else chat
+                records.append(
+                    {
+                        "id": f"{seed}-{trial}",
+                        "task_id": str(seed),
+                        "trial": trial,
+                        "messages": chat,
+                        "tools": list(tools.values()),
+                        "reward": float(success),
+                    }
+                )
+    return records
+
+
+def without_last_call(message: Message) -> Message:
+    """Return the message without the last one of several calls."""
+    calls = message.get("tool_calls") or []
+    return {**message, "tool_calls": calls[:-1]} if len(calls) > 1 else message
+
+
+async def played(source: EpisodeSource, seed: int, messages: Sequence[Message]) -> tuple[list[Message], bool]:
+    """Return the whole conversation of these assistant messages, and the grader's verdict."""
+    episode = source.episode()
+    try:
+        task = await episode.reset(seed)
+        chat = list(task.messages)
+        for message in messages:
+            step = await episode.step(message)
+            chat += [message, *step.messages]
+            if step.done:
+                break
+        return chat, (await episode.score()).success
+    finally:
+        await episode.close()
+
+
+def traced(folder: Path, *arguments: str) -> tuple[int, dict[str, Any]]:
+    """Run a command with ``--json``; return its exit code and report."""
+    options = [part for key, value in SETTINGS.items() for part in ("--set", f"{key}={value}")]
+    command = [sys.executable, "-m", "traced", *arguments, "--data-dir", str(folder / "data"), *options, "--json"]
+    path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+    process = subprocess.run(
+        command, cwd=folder, env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True, check=False
+    )
+    if not process.stdout.strip():
+        raise SystemExit(f"{' '.join(command)}\n{process.stderr}")
+    report: dict[str, Any] = json.loads(process.stdout.splitlines()[-1])
+    return process.returncode, report
+
+
+def measure(folder: Path, trials: int, share: float) -> dict[str, Any]:
+    """Run all steps and return the figures."""
+    records = asyncio.run(conversations(folder, trials, share))
+    file = folder / "conversations.jsonl"
+    file.write_text("\n".join(map(json.dumps, records)))
+    figures: dict[str, Any] = {"conversations": len(records)}
+    figures["outcomes"] = dict(Counter("success" if record["reward"] else "failure" for record in records))
+    figures["imported"] = traced(folder, "import", str(file))[1]["added"]
+    analysis = traced(folder, "analyze")[1]
+    rows = analysis["capabilities"]
+    figures["gaps"] = {row["capability"]: row["delta"] for row in rows}
+    figures["retained"] = [row["capability"] for row in rows if row["retained"]]
+    figures["planted"] = PLANTED
+    figures["environments"] = traced(folder, "synthesize")[1] if figures["retained"] else {}
+    figures["admission"] = traced(folder, "admit")[1] if figures["retained"] else {}
+    return figures
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print the figures; exit code 1 if the aim is missed."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.foreign_tools", description=(__doc__ or "").split("\n")[0]
+    )
+    parser.add_argument("--trials", type=int, default=3, help="conversations of each task")
+    parser.add_argument("--share", type=float, default=0.5, help="share of the conversations with the deficit")
+    parser.add_argument("--into", type=Path, help="folder of the run (default: a temporary one)")
+    parser.add_argument("--json", action="store_true", help="print only one JSON object")
+    options = parser.parse_args(arguments)
+    with tempfile.TemporaryDirectory(prefix="traced-foreign-") as temporary:
+        folder = options.into or Path(temporary)
+        folder.mkdir(parents=True, exist_ok=True)
+        figures = measure(folder, options.trials, options.share)
+    print(json.dumps(figures) if options.json else json.dumps(figures, indent=1))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
