@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from agents.analyst import detectors
-from agents.analyst.corpus import Corpus, mine
+from agents.analyst.corpus import Corpus, mine, with_trials
 from agents.analyst.detectors import Finding
 from agents.analyst.view import View, views
 from agents.contrast import Contrast, contrast
@@ -23,6 +23,39 @@ Detector = Callable[[View, Corpus], Finding]
 
 # Descriptions are short because the router's prompt carries one line per capability.
 _ENTRIES: tuple[tuple[Detector, Capability], ...] = (
+    (
+        detectors.detect_change_exactness,
+        Capability(
+            name="change-exactness",
+            title="Change exactness",
+            description="Make each change with exactly the values that the request and the rules call for.",
+            when_needed="A change is made that solved conversations of the same task make as well.",
+            exercised="The change has the values that it has in a solved conversation of the task.",
+            lacking="The change is made on the right object with a value that no solved conversation of the task has.",
+        ),
+    ),
+    (
+        detectors.detect_change_completeness,
+        Capability(
+            name="change-completeness",
+            title="Change completeness",
+            description="Make every change that the request needs and the rules allow before closing.",
+            when_needed="Solved conversations of the same task make a change.",
+            exercised="Every such change is made.",
+            lacking="The conversation is closed or handed over although such a change was not made.",
+        ),
+    ),
+    (
+        detectors.detect_change_restraint,
+        Capability(
+            name="change-restraint",
+            title="Change restraint",
+            description="Make no change that the rules forbid or that nobody needs, even if the user insists.",
+            when_needed="A change is made in some conversation of the task.",
+            exercised="No change is made that a solved conversation of the task does without.",
+            lacking="A change is made that no solved conversation of the task makes.",
+        ),
+    ),
     (
         detectors.detect_structured_reasoning,
         Capability(
@@ -203,7 +236,9 @@ def _mine_sample(trajectories: Sequence[Trajectory], views: Sequence[View], *, r
     rng = random.Random(f"analyst:{seed}:{run}")
     size = min(len(views), max(1, round(SAMPLE * len(views))))
     indices = sorted(rng.sample(range(len(views)), size))
-    return mine([views[index] for index in indices], [trajectories[index].outcome for index in indices])
+    corpus = mine([views[index] for index in indices], [trajectories[index].outcome for index in indices])
+    # Not sampled: without its only solution a task has nothing to compare with.
+    return with_trials(corpus, views, [trajectory.outcome for trajectory in trajectories])
 
 
 @dataclass(frozen=True)

@@ -1,18 +1,21 @@
 """Mines the statistics that the builtin analyst needs before it labels: tools, parameters, preconditions.
 
-Outcomes are used only as evidence for preconditions. All elements of an array share one path ("flights[].date").
+Outcomes are used only as evidence for preconditions, and to know the solved trials of a task. All elements of an array
+share one path ("flights[].date").
 """
 
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from agents.analyst.intents import Intents, learn_intents
 from agents.analyst.preconditions import Link, mine_links, share
+from agents.analyst.solved_trials import Trial
 from agents.analyst.tools import ToolKind, Validators, classify, functions, validators
 from agents.analyst.values import is_date, leaves
 from agents.analyst.view import View
+from agents.contrast import MIN_MIXED
 from agents.transcript import Call
 from store.types import Outcome, Tool
 
@@ -31,6 +34,7 @@ class Corpus:
 
     ``choices`` holds the values of parameters that are picked from a small set. ``copied_parameters`` take codes from
     earlier text, ``date_parameters`` ISO dates; ``described_parameters`` name records that the user described.
+    ``trials`` are the conversations of each task, sampled or not.
     """
 
     declared: dict[str, Tool]
@@ -42,10 +46,15 @@ class Corpus:
     described_parameters: set[Parameter]
     links: list[Link]
     intents: Intents
+    trials: dict[str, list[Trial]]
 
     def writes(self, view: View) -> list[Call]:
         """Return the calls of a conversation that change something."""
         return [call for call in view.transcript.calls if self.kinds.get(call.name) is ToolKind.WRITE]
+
+    def changes(self, view: View) -> list[Call]:
+        """Return the calls of a conversation that changed something."""
+        return [call for call in self.writes(view) if call.succeeded]
 
     def handoffs(self, view: View) -> list[Call]:
         """Return the calls of a conversation that hand it over to a person."""
@@ -71,7 +80,22 @@ def mine(views: Sequence[View], outcomes: Sequence[Outcome]) -> Corpus:
         described_parameters=_described_parameters(views),
         links=mine_links(views, outcomes, kinds, declared, intents),
         intents=intents,
+        trials={},
     )
+
+
+def with_trials(corpus: Corpus, views: Sequence[View], outcomes: Sequence[Outcome]) -> Corpus:
+    """Return the corpus with the trials of each task; ``outcomes[i]`` belongs to ``views[i]``.
+
+    Without ``MIN_MIXED`` tasks with both outcomes there are no trials, as for the contrast within tasks: across tasks,
+    a lack of solved trials would pass for a lack of capability.
+    """
+    trials: dict[str, list[Trial]] = defaultdict(list)
+    for view, outcome in zip(views, outcomes, strict=True):
+        is_solved = outcome is Outcome.SUCCESS
+        trials[view.task].append(Trial(view.transcript.trajectory_id, corpus.changes(view), is_solved))
+    mixed_count = sum(len({trial.is_solved for trial in group}) > 1 for group in trials.values())
+    return replace(corpus, trials=dict(trials) if mixed_count >= MIN_MIXED else {})
 
 
 @dataclass(frozen=True)

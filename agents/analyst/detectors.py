@@ -22,6 +22,7 @@ from agents.analyst.language import (
     words,
 )
 from agents.analyst.preconditions import Link, satisfied
+from agents.analyst.solved_trials import Deviations, Trial, nearest_deviations
 from agents.analyst.tools import ToolKind, fits_schema
 from agents.analyst.values import ISO_DATE, is_date, leaves
 from agents.analyst.view import Pick, View
@@ -179,9 +180,12 @@ def detect_multi_step_completion(view: View, corpus: Corpus) -> Finding:
     before it, a refusal the refused one. A write request is served by a call of its tool on its object, or on no object
     of another request for that tool; or by another write on its object, if no other request is for that write or names
     that object. A question is served by a call on its object, by an answer that names the object, or by any reply if
-    the user's message holds no other request.
+    the user's message holds no other request. Where objects have codes, a request that names none cannot be followed
+    to a call and is not judged.
     """
     requests = corpus.intents.requests(view)
+    if not corpus.intents.names:
+        requests = [request for request in requests if request.objects]
     if len(requests) < 2:
         return NOT_NEEDED
     unserved = [request for request in requests if not _is_served(request, requests, view, corpus)]
@@ -392,3 +396,59 @@ def _chose_right(call: Call, picks: Sequence[Pick], corpus: Corpus) -> bool | No
 
 def _object(call: Call) -> str:
     return str(next(iter((call.arguments or {}).values()), ""))
+
+
+def detect_change_exactness(view: View, corpus: Corpus) -> Finding:
+    """Decide whether the changes have the arguments that a solved trial of the same task used (change exactness).
+
+    Needed if the conversation and its nearest solved trial made changes with a tool in common.
+    """
+    result = _from_solved_trial(view, corpus)
+    if result is None or not (result.shared or result.changed):
+        return NOT_NEEDED
+    return lacking_at(result.changed[0].index) if result.changed else exercised_at(result.shared[-1].index)
+
+
+def detect_change_completeness(view: View, corpus: Corpus) -> Finding:
+    """Decide whether every change that a solved trial of the same task made was made (change completeness).
+
+    Needed if the nearest solved trial made changes. In a task that no trial solved: needed if most of the other trials
+    made a change, and lacking if this one made none. Decided by the first hand-over, else by the agent's last words.
+    """
+    changes, result = corpus.changes(view), _from_solved_trial(view, corpus)
+    if result is not None:
+        is_needed, is_lacking = bool(result.shared or result.changed or result.missing), bool(result.missing)
+    elif any(trial.is_solved for trial in _trials(view, corpus)):
+        return NOT_NEEDED
+    else:
+        peers = [trial for trial in _trials(view, corpus) if trial.trajectory_id != view.transcript.trajectory_id]
+        is_needed, is_lacking = 2 * sum(bool(trial.changes) for trial in peers) > len(peers) > 1, not changes
+    if not is_needed:
+        return NOT_NEEDED
+    return lacking_at(_closing_index(view, corpus)) if is_lacking else exercised_at(view.transcript.length - 1)
+
+
+def detect_change_restraint(view: View, corpus: Corpus) -> Finding:
+    """Decide whether the agent made no change that a solved trial of the same task did without (change restraint).
+
+    Needed if another trial is solved, and this conversation or another trial made a change.
+    """
+    result = _from_solved_trial(view, corpus)
+    if result is None or not (corpus.changes(view) or any(trial.changes for trial in _trials(view, corpus))):
+        return NOT_NEEDED
+    return lacking_at(result.extra[0].index) if result.extra else exercised_at(view.transcript.length - 1)
+
+
+def _trials(view: View, corpus: Corpus) -> Sequence[Trial]:
+    return corpus.trials.get(view.task, [])
+
+
+def _from_solved_trial(view: View, corpus: Corpus) -> Deviations | None:
+    return nearest_deviations(view.transcript.trajectory_id, corpus.changes(view), _trials(view, corpus))
+
+
+def _closing_index(view: View, corpus: Corpus) -> int:
+    handoffs = corpus.handoffs(view)
+    if handoffs:
+        return handoffs[0].index
+    return view.transcript.agent[-1].index if view.transcript.agent else view.transcript.length - 1

@@ -214,10 +214,12 @@ class Clause:
 class View:
     """A transcript with its derived data; built once per trajectory and shared by all runs and detectors.
 
-    ``first_seen`` maps each word to the index of its first source message; ``picks[i]`` belongs to call ``i``.
+    ``first_seen`` maps each word to the index of its first source message; ``picks[i]`` belongs to call ``i``. ``task``
+    tells which conversations are trials of one task, and nothing else is read from it.
     """
 
     transcript: Transcript
+    task: str
     clauses: list[Clause]
     first_seen: dict[str, int]
     picks: list[list[Pick]]
@@ -242,7 +244,13 @@ def view(trajectory: Trajectory) -> View:
         for message in conversation.user
         for text in clauses(message.text)
     ]
-    return View(conversation, user_clauses, first_seen(conversation), picks(conversation, groups(conversation)))
+    return View(
+        conversation,
+        trajectory.task_id,
+        user_clauses,
+        first_seen(conversation),
+        picks(conversation, groups(conversation)),
+    )
 
 
 def views(trajectories: Sequence[Trajectory]) -> list[View]:
