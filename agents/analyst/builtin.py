@@ -134,17 +134,6 @@ _ENTRIES: tuple[tuple[Detector, Capability], ...] = (
         ),
     ),
     (
-        detectors.detect_handoff,
-        Capability(
-            name="self-reliance",
-            title="Self-reliance",
-            description="Try to serve the request before handing the conversation to a person.",
-            when_needed="A change is made or the conversation is handed over without the user asking for it.",
-            exercised="Something is attempted or declined before any hand-over.",
-            lacking="The conversation is handed over before anything was attempted or declined.",
-        ),
-    ),
-    (
         detectors.detect_repetition,
         Capability(
             name="moving-on",

@@ -13,19 +13,22 @@ from agents.analyst.intents import Intents, learn_intents
 from agents.analyst.preconditions import Link, mine_links, share
 from agents.analyst.solved_trials import Trial
 from agents.analyst.tools import ToolKind, Validators, classify, functions, validators
-from agents.analyst.values import is_date, leaves
+from agents.analyst.values import is_date, leaves, tokens
 from agents.analyst.view import View
 from agents.contrast import MIN_MIXED
-from agents.transcript import Call
+from agents.transcript import Call, Transcript
 from store.types import Outcome, Tool
 
 # Tool and path.
 Parameter = tuple[str, str]
+# Tool and error text without what differs from call to call.
+ErrorKind = tuple[str, str]
 # A string parameter of an undeclared tool with at most this many distinct values, often repeated, is a choice.
 _MAX_CHOICES = 8
 _MAJORITY = 0.6
 _CODE = re.compile(r"(?=\S*\d)\S+")
 _MIN_USES = 5
+_MIN_RECOVERIES = 2
 
 
 @dataclass(frozen=True)
@@ -34,6 +37,7 @@ class Corpus:
 
     ``choices`` holds the values of parameters that are picked from a small set. ``copied_parameters`` take codes from
     earlier text, ``date_parameters`` ISO dates; ``described_parameters`` name records that the user described.
+    ``recoverable`` are the errors after which successful conversations went on to a success of the same tool.
     ``trials`` are the conversations of each task, sampled or not.
     """
 
@@ -46,6 +50,7 @@ class Corpus:
     described_parameters: set[Parameter]
     links: list[Link]
     intents: Intents
+    recoverable: frozenset[ErrorKind]
     trials: dict[str, list[Trial]]
 
     def writes(self, view: View) -> list[Call]:
@@ -65,7 +70,11 @@ def mine(views: Sequence[View], outcomes: Sequence[Outcome]) -> Corpus:
     """Return the statistics of a sample; ``outcomes[i]`` belongs to ``views[i]``."""
     transcripts = [view.transcript for view in views]
     declared = functions(transcripts)
-    kinds = classify(declared, transcripts)
+    solved: dict[str, list[Transcript]] = defaultdict(list)
+    for view, outcome in zip(views, outcomes, strict=True):
+        if outcome is Outcome.SUCCESS:
+            solved[view.task].append(view.transcript)
+    kinds = classify(declared, transcripts, list(solved.values()))
     intents = learn_intents(views, declared, kinds)
     uses = _uses(views, declared)
     return Corpus(
@@ -80,8 +89,34 @@ def mine(views: Sequence[View], outcomes: Sequence[Outcome]) -> Corpus:
         described_parameters=_described_parameters(views),
         links=mine_links(views, outcomes, kinds, declared, intents),
         intents=intents,
+        recoverable=_recoverable(views, outcomes),
         trials={},
     )
+
+
+def error_kind(call: Call) -> ErrorKind:
+    """Return the kind of a failed call's error: its text without numbers, codes and the words of the arguments."""
+    text = call.result.text if call.result is not None else ""
+    values = {word for _, value in leaves(call.arguments or {}) for word in tokens(value)}
+    words = (word for word in tokens(text) if word not in values and not any(map(str.isdigit, word)))
+    return call.name, " ".join(words)
+
+
+def retried(call: Call, view: View) -> Call | None:
+    """Return the first later call of the same tool that succeeded."""
+    later = (other for other in view.transcript.calls if other.index > call.index)
+    return next((other for other in later if other.name == call.name and other.succeeded), None)
+
+
+def _recoverable(views: Sequence[View], outcomes: Sequence[Outcome]) -> frozenset[ErrorKind]:
+    """Return the errors that at least ``_MIN_RECOVERIES`` successes, and most of those with it, recovered from."""
+    recoveries: dict[ErrorKind, list[bool]] = defaultdict(list)
+    for view, outcome in zip(views, outcomes, strict=True):
+        if outcome is Outcome.SUCCESS:
+            errors = {error_kind(call): call for call in view.transcript.calls if call.result and call.result.error}
+            for kind, call in errors.items():
+                recoveries[kind].append(retried(call, view) is not None)
+    return frozenset(kind for kind, flags in recoveries.items() if sum(flags) >= _MIN_RECOVERIES and share(flags) > 0.5)
 
 
 def with_trials(corpus: Corpus, views: Sequence[View], outcomes: Sequence[Outcome]) -> Corpus:

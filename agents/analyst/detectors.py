@@ -3,15 +3,13 @@
 A detector decides whether one conversation needed the capability and, if so, whether the agent exercised or lacked it.
 """
 
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import date
 
-from agents.analyst.corpus import Corpus
+from agents.analyst.corpus import Corpus, error_kind, retried
 from agents.analyst.intents import Request, refusals
 from agents.analyst.language import (
-    REFUSAL,
     RETRACTION,
     identifiers,
     last_mention,
@@ -31,7 +29,6 @@ from store.types import Verdict
 
 # Numbers up to this are counts, which need no source.
 _MAX_COUNT = 10
-_WANTS_PERSON = re.compile(r"\b(human|real person|representative|supervisor|manager|someone else)\b", re.IGNORECASE)
 _IMPLICIT_CHOICES = frozenset({"yes", "no", "true", "false", "none"})
 _MARGIN = 0.5
 
@@ -131,10 +128,15 @@ def _today_observed(view: View) -> date | None:
 def detect_error_recovery(view: View, corpus: Corpus) -> Finding:
     """Decide whether the agent recovered from the errors of tools (error recovery).
 
-    Needed if a tool answered with an error. Exercised if, after each failed call, the tool succeeded or the agent
-    handed over after a different call. Lacking if the agent gave up or only repeated a failed call.
+    Needed if a tool answered with an error from which most successful conversations recovered; after other errors it
+    may be right to give up. Exercised if, after each such call, the tool succeeded or the agent handed over after a
+    different call. Lacking if the agent gave up or only repeated a failed call.
     """
-    failed = [call for call in view.transcript.calls if call.result is not None and call.result.error]
+    failed = [
+        call
+        for call in view.transcript.calls
+        if call.result is not None and call.result.error and error_kind(call) in corpus.recoverable
+    ]
     if not failed:
         return NOT_NEEDED
     ends = [(call, _recovery(call, view, corpus)) for call in failed]
@@ -146,31 +148,13 @@ def detect_error_recovery(view: View, corpus: Corpus) -> Finding:
 
 def _recovery(failed: Call, view: View, corpus: Corpus) -> Call | None:
     """Return the later successful call of the same tool, else a hand-over after a different call, else None."""
+    retry = retried(failed, view)
+    if retry is not None:
+        return retry
     later = [call for call in view.transcript.calls if call.index > failed.index]
-    for call in later:
-        if call.name == failed.name and call.succeeded:
-            return call
     different = [call for call in later if (call.name, call.raw) != (failed.name, failed.raw)]
     handoffs = corpus.handoffs(view)
     return next((handoff for handoff in handoffs if any(call.index < handoff.index for call in different)), None)
-
-
-def detect_handoff(view: View, corpus: Corpus) -> Finding:
-    """Decide whether the agent tried something before it handed the conversation to a person (self-reliance).
-
-    Needed in every conversation with a write, or with a hand-over that the user did not ask for. Lacking if the agent
-    handed over before it attempted a write or declined anything.
-    """
-    handoffs, writes = corpus.handoffs(view), corpus.writes(view)
-    if not handoffs:
-        return exercised_at(writes[-1].index) if writes else NOT_NEEDED
-    first = handoffs[0].index
-    if any(_WANTS_PERSON.search(message.text) for message in view.transcript.user_before(first)):
-        return NOT_NEEDED
-    declined = any(REFUSAL.search(message.text) for message in view.transcript.agent if message.index < first)
-    if declined or any(call.index < first for call in writes):
-        return exercised_at(first)
-    return lacking_at(first)
 
 
 def detect_multi_step_completion(view: View, corpus: Corpus) -> Finding:

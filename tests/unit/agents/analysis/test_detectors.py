@@ -11,11 +11,13 @@ NA, PRESENT, LACKING = Verdict.NA, Verdict.PRESENT, Verdict.LACKING
 BACKGROUND = background()
 
 
-def verdict(capability: str, trajectory: Trajectory) -> tuple[Verdict, int | None]:
-    """Return the verdict on ``trajectory`` in run 0, with rules mined from the background too."""
+def verdict(capability: str, trajectory: Trajectory, *additions: Trajectory) -> tuple[Verdict, int | None]:
+    """Return the verdict on ``trajectory`` in run 0, with rules mined from the background and ``additions`` too."""
     expected = [item for item in CANDIDATES if item.name == capability]
     (finding,) = [
-        item for item in label([*BACKGROUND, trajectory], expected, run=0, seed=0) if item.trajectory_id == "t"
+        item
+        for item in label([*BACKGROUND, *additions, trajectory], expected, run=0, seed=0)
+        if item.trajectory_id == "t"
     ]
     return finding.verdict, finding.message_index
 
@@ -140,13 +142,30 @@ FAILED = calls("renew_loan", error("loan is locked"), loan="L501", until="2025-0
 )
 def test_after_an_error(later: list[dict[str, object]], expected: Verdict) -> None:
     trajectory = talk(user("Please renew loan L501 until in 3 days."), FAILED, later)
-    assert verdict("error-recovery", trajectory)[0] is expected
+    assert verdict("error-recovery", trajectory, *recoveries("loan is locked", 3))[0] is expected
+
+
+def recoveries(text: str, count: int) -> list[Trajectory]:
+    """Successes with an error, after which the tool succeeded."""
+    answer = text if not text.isprintable() or text[:1] in "{ E" else error(text)
+    return [
+        talk(calls("renew_loan", answer, loan=f"L80{n}", until="2025-06-07"), renewal(f"L80{n}"), name=f"recovered{n}")
+        for n in range(count)
+    ]
 
 
 @pytest.mark.parametrize("text", ["Error: locked", "  exception: locked", '{"success": false}', '{"status": "error"}'])
 def test_errors_of_many_forms(text: str) -> None:
     trajectory = talk(user("Renew L501."), calls("renew_loan", text, loan="L501", until="2025-06-07"))
-    assert verdict("error-recovery", trajectory)[0] is LACKING
+    assert verdict("error-recovery", trajectory, *recoveries(text, 3))[0] is LACKING
+
+
+def test_an_error_that_no_success_recovered_from_may_end_the_request() -> None:
+    trajectory = talk(user("Please renew loan L501 until in 3 days."), FAILED, agent("L501 is locked."))
+    assert verdict("error-recovery", trajectory)[0] is NA
+    resigned = [talk(FAILED, agent("It is locked."), name=f"resigned{n}") for n in range(4)]
+    assert verdict("error-recovery", trajectory, *recoveries("loan is locked", 3), *resigned)[0] is NA
+    assert verdict("error-recovery", trajectory, *recoveries("loan is lost", 3))[0] is NA
 
 
 def test_an_error_field_that_is_null_is_no_error() -> None:
@@ -178,13 +197,6 @@ TWO_REQUESTS = "Please renew loan L501 until in 3 days. Also, I want to reserve 
 )
 def test_several_requests(question: str, parts: list[list[dict[str, object]]], expected: Verdict) -> None:
     assert verdict("multi-step-completion", talk(user(question), *parts, agent("That is all.")))[0] is expected
-
-
-def test_handing_over_at_once() -> None:
-    handoffs = calls("escalate_to_librarian", OK, note="x")
-    assert verdict("self-reliance", talk(user("Please renew L501."), handoffs))[0] is LACKING
-    assert verdict("self-reliance", talk(user("Let me speak to a human."), handoffs))[0] is NA
-    assert verdict("self-reliance", talk(user("Please renew L501."), agent("I am unable to."), handoffs))[0] is PRESENT
 
 
 def test_asking_the_same_again() -> None:
