@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from agents.analyst.values import leaves
-from agents.transcript import Call, transcript
+from agents.transcript import Call, Utterance, transcript
 from store.types import Outcome, Trajectory
 from traced.ingest.importers.reader import ImportJob
 from traced.ingest.importers.tau_bench import read_tau_bench
@@ -105,9 +105,9 @@ def read_conversations(folder: Path) -> tuple[list[Trajectory], dict[str, Refere
 
 def reference(trajectory: Trajectory, task: Mapping[str, Any]) -> Reference:
     """Return the difference between a failed conversation and its task's ground truth."""
-    expected = [_Write(action["name"], action["kwargs"]) for action in task["actions"] if _is_write(action["name"])]
+    expected = [_Write(action["name"], action["kwargs"]) for action in task["actions"] if is_write(action["name"])]
     conversation = transcript(trajectory)
-    calls = [call for call in conversation.calls if _is_write(call.name)]
+    calls = [call for call in conversation.calls if is_write(call.name)]
     actual = [_write(call) for call in calls if call.succeeded]
     changed, missing, forbidden = _differences(expected, actual)
     kinds = {Kind.WRONG_ARGUMENT} if changed else set()
@@ -137,14 +137,9 @@ def reference(trajectory: Trajectory, task: Mapping[str, Any]) -> Reference:
         is_users_fault=bool(kinds)
         and not forbidden
         and not absent
-        and all(_user_misled(pair, conversation.user_before(trajectory_end(trajectory))) for pair in changed)
+        and all(_user_misled(pair, conversation.user) for pair in changed)
         and all(_user_withheld(write, trajectory, str(task["instruction"])) for write in missing),
     )
-
-
-def trajectory_end(trajectory: Trajectory) -> int:
-    """Return the index after the last message."""
-    return len(trajectory.messages)
 
 
 @dataclass(frozen=True)
@@ -176,7 +171,8 @@ def _departures(write: _Write, expected: Sequence[_Write]) -> set[tuple[str, str
     return write.leaf_set - nearest.leaf_set
 
 
-def _is_write(name: str) -> bool:
+def is_write(name: str) -> bool:
+    """Return whether a tool of τ-bench changes something."""
     return not name.startswith(READS)
 
 
@@ -213,7 +209,7 @@ def _closing_steps(trajectory: Trajectory, writes: Iterable[Call], last_right: i
                 yield index
 
 
-def _user_misled(pair: tuple[_Write, _Write], messages: Sequence[Any]) -> bool:
+def _user_misled(pair: tuple[_Write, _Write], messages: Sequence[Utterance]) -> bool:
     """Return whether the user said every wrong value and none of the right ones."""
     text = "\n".join(message.text for message in messages).lower()
     expected, actual = pair

@@ -70,11 +70,11 @@ def mine(views: Sequence[View], outcomes: Sequence[Outcome]) -> Corpus:
     """Return the statistics of a sample; ``outcomes[i]`` belongs to ``views[i]``."""
     transcripts = [view.transcript for view in views]
     declared = functions(transcripts)
-    solved: dict[str, list[Transcript]] = defaultdict(list)
+    solutions: dict[str, list[Transcript]] = defaultdict(list)
     for view, outcome in zip(views, outcomes, strict=True):
         if outcome is Outcome.SUCCESS:
-            solved[view.task].append(view.transcript)
-    kinds = classify(declared, transcripts, list(solved.values()))
+            solutions[view.task].append(view.transcript)
+    kinds = classify(declared, transcripts, list(solutions.values()))
     intents = learn_intents(views, declared, kinds)
     uses = _uses(views, declared)
     return Corpus(

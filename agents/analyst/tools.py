@@ -77,12 +77,12 @@ class _Behaviour:
 
 
 def classify(
-    declared: dict[str, Tool], conversations: Sequence[Transcript], solved: Sequence[Sequence[Transcript]] = ()
+    declared: dict[str, Tool], conversations: Sequence[Transcript], solutions: Sequence[Sequence[Transcript]] = ()
 ) -> dict[str, ToolKind]:
     """Return the kind of every tool, by name.
 
     Args:
-        solved: For each task the conversations that solved it.
+        solutions: For each task the conversations that solved it.
     """
     behaviour = {name: _Behaviour() for name in declared}
     for conversation in conversations:
@@ -90,7 +90,7 @@ def classify(
             if call.succeeded and call.name in behaviour:
                 behaviour[call.name].calls.append(call)
                 behaviour[call.name].is_new += _versions(call, conversation)
-    for trials in solved:
+    for trials in solutions:
         for name in declared:
             calls = [{call.raw for call in trial.calls if call.name == name and call.succeeded} for trial in trials]
             if len(calls) >= MIN_SOLVED and any(calls):
