@@ -18,13 +18,16 @@ capability that claims a class of difference (``CLAIMS``) must in addition name 
 on successes count as wrong citations, because otherwise "lacking, at the last write" in each conversation would be
 right in 0.85 of its citations; it is the figure ``last write`` beside the analysts', and must be beaten.
 
-Figures per analyst, over the capabilities that the contrast retains by its defaults:
+Figures per analyst, over all its findings, and beside them (``retained``) over those that the contrast retains by its
+defaults, which alone are trained for:
 
     precision   right citations / citations; within failures alone it stands beside (``precision_in_failures``)
     coverage    failures with a right citation / failures
     blame       failures attributed to the side (agent or user) that the reference names / failures with a difference
 
-Aims: precision >= 0.8, coverage >= 0.6, blame >= 0.8. The same figures stand for each half of the tasks (``halves``:
+Aims: precision >= 0.8, coverage >= 0.6, blame >= 0.8 over all findings, and precision >= 0.8 over the retained ones.
+Coverage of the retained ones has no aim: a gap needs trials of one task that differ, and too rare a capability is not
+retained although its citations are right. The same figures stand for each half of the tasks (``halves``:
 every second task; detectors may be tuned on the first only), by class of difference, and for each capability, retained
 or not, with a Wilson interval at 95 %. The reference of blame is narrow: the user is at fault only if wrong values are
 the user's, or if a value that a missing write needs was in the user's instructions and never said.
@@ -59,7 +62,14 @@ from benchmarks.tau_reference import Kind, Reference, is_write, read_conversatio
 from store.types import Label, Outcome, Trajectory, Verdict
 from traced.evaluation.intervals import wilson
 
-AIMS = {"planted_precision": 0.9, "planted_recall": 0.9, "precision": 0.8, "coverage": 0.6, "blame": 0.8}
+AIMS = {
+    "planted_precision": 0.9,
+    "planted_recall": 0.9,
+    "precision": 0.8,
+    "coverage": 0.6,
+    "blame": 0.8,
+    "retained_precision": 0.8,
+}
 ANALYSTS = ("builtin", "llm")
 RUNS = 10
 DATA = "TAU_BENCH_DATA"
@@ -142,7 +152,7 @@ def citations(labels: Sequence[Label], capability: str) -> list[Citation]:
 
 
 def judge(analysis: Analysis, conversations: Conversations) -> dict[str, Any]:
-    """Return the figures of an analysis: of the retained capabilities, by half, by class, and by capability."""
+    """Return the figures of an analysis: of all and of the retained findings, by half, class and capability."""
     outcomes = {
         key: trajectory.outcome
         for key, trajectory in conversations.trajectories.items()
@@ -152,15 +162,18 @@ def judge(analysis: Analysis, conversations: Conversations) -> dict[str, Any]:
     labels = [label for label in analysis.labels if label.trajectory_id in outcomes]
     names = {entry.capability for entry in retained(labels, outcomes, tasks=tasks)}
     by_name = {name: citations(labels, name) for name in sorted({label.capability for label in labels})}
-    claims = [citation for name in names for citation in by_name[name]]
+    claims = [citation for rows in by_name.values() for citation in rows]
+    retained_claims = [citation for name in names for citation in by_name[name]]
     everything = set(conversations.trajectories)
     return {
-        "retained": sorted(names),
         **score(claims, conversations, everything),
+        "retained": {"names": sorted(names), **score(retained_claims, conversations, everything)},
         "blame": _blame(analysis, conversations),
-        "halves": [score(claims, conversations, half) for half in conversations.halves],
+        "halves": [
+            {**score(claims, conversations, half), "retained": score(retained_claims, conversations, half)}
+            for half in conversations.halves
+        ],
         "classes": _classes(claims, conversations),
-        "all_capabilities": score([row for rows in by_name.values() for row in rows], conversations, everything),
         "capabilities": {
             name: _capability(rows, conversations) | {"retained": name in names} for name, rows in by_name.items()
         },
@@ -281,7 +294,7 @@ def renamed_figures(conversations: Conversations, parts: str, count: int, seed: 
     return {
         "planted_precision": _rate(hits, actual),
         "planted_recall": _rate(hits, expected),
-        **{name: figures[name] for name in ("retained", "precision", "coverage")},
+        **{name: figures[name] for name in ("precision", "coverage", "retained")},
     }
 
 
@@ -301,13 +314,15 @@ def compare_with_aims(planted_result: Mapping[str, Any], figures: Mapping[str, A
         "precision": figures["precision"],
         "coverage": figures["coverage"],
         "blame": figures["blame"]["accuracy"],
+        "retained_precision": figures["retained"]["precision"],
     }
     return {name: (values[name] or 0.0) >= aim for name, aim in AIMS.items()}
 
 
 def _report(name: str, figures: Mapping[str, Any]) -> None:
-    print(f"\n{name}: retained {', '.join(figures['retained']) or 'nothing'}")
-    for title, row in (("all", figures), *zip(("first half", "second half"), figures["halves"], strict=True)):
+    print(f"\n{name}: retained {', '.join(figures['retained']['names']) or 'nothing'}")
+    halves = zip(("first half", "second half"), figures["halves"], strict=True)
+    for title, row in (("all findings", figures), ("retained", figures["retained"]), *halves):
         print(
             f"  {title:12} precision {_text(row['precision'])} ({row['right']} of {row['citations']}), in failures "
             f"{_text(row['precision_in_failures'])}, coverage {_text(row['coverage'])} of {row['failures']} failures"

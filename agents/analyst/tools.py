@@ -17,18 +17,14 @@ from agents.analyst.values import leaves
 from agents.transcript import Call, Transcript, tool_function
 from store.types import Tool
 
+# Verbs by which programmers name functions, in any domain. Without them the calls decide.
 _READ_VERBS = frozenset(
-    words("get list search find lookup look read fetch show check query view retrieve describe browse count see")
+    words("get list search find lookup look read fetch show check query view retrieve describe count")
 )
 _WRITE_VERBS = frozenset(
-    words(
-        "create update cancel book return exchange set add remove delete send schedule change modify order make place "
-        "submit pay refund issue open close reset turn enable disable toggle write edit insert post put move rename "
-        "assign approve reject apply buy sell purchase register subscribe unsubscribe reserve grant revoke upload "
-        "suspend resume charge activate deactivate upgrade downgrade"
-    )
+    words("create update set add remove delete cancel send change modify submit open close reset write edit insert put")
 )
-_PURE_VERBS = frozenset(words("calculate compute think reason plan note convert reflect sum"))
+_PURE_VERBS = frozenset(words("calculate compute think"))
 _HANDOFF_VERBS = frozenset(words("transfer escalate handoff hand handover"))
 _PEOPLE_WORDS = frozenset(words("human humans person people operator representative agent agents staff"))
 MIN_SOLVED = 2
@@ -91,14 +87,23 @@ def classify(
                 behaviour[call.name].calls.append(call)
                 behaviour[call.name].is_new += _versions(call, conversation)
     for trials in solutions:
-        for name in declared:
-            calls = [{call.raw for call in trial.calls if call.name == name and call.succeeded} for trial in trials]
-            if len(calls) >= MIN_SOLVED and any(calls):
-                behaviour[name].agreement.append(all(raw == calls[0] for raw in calls))
+        agreement = _agreement(trials) if len(trials) >= MIN_SOLVED else {}
+        # Conversations that agree on no call only open alike: they are no trials of one task.
+        if any(agreement.values()):
+            for name in agreement.keys() & behaviour.keys():
+                behaviour[name].agreement.append(agreement[name])
     return {
         name: _kind(words(name), words(str(function.get("description", ""))), behaviour[name])
         for name, function in declared.items()
     }
+
+
+def _agreement(trials: Sequence[Transcript]) -> dict[str, bool]:
+    """Return for each tool that was called with arguments whether all trials made the same successful calls of it."""
+    calls = [{(call.name, call.raw) for call in trial.calls if call.succeeded and call.arguments} for trial in trials]
+    names = {name for group in calls for name, _ in group}
+    by_name = {name: [{raw for other, raw in group if other == name} for group in calls] for name in names}
+    return {name: all(raws == groups[0] for raws in groups) for name, groups in by_name.items()}
 
 
 def _versions(call: Call, conversation: Transcript) -> list[bool]:

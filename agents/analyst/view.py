@@ -20,12 +20,12 @@ from store.types import Trajectory
 # When the constraint was stated (message, offset), and the positions of the records that satisfy it.
 Constraint = tuple[tuple[int, int], set[int]]
 _MAX_GROUP = 60
-_PRICE = frozenset(map(stem, ("price", "prices", "cost", "fare", "amount", "fee", "total")))
-_TIME = frozenset(map(stem, ("time", "date", "departure", "arrival", "created", "day", "year")))
-_SIZE = frozenset(map(stem, ("size", "capacity", "weight", "quantity", "seats", "stock", "volume")))
+_PRICE = frozenset(map(stem, ("price", "prices", "cost", "amount", "fee", "total")))
+_TIME = frozenset(map(stem, ("time", "date", "created", "day", "year")))
+_SIZE = frozenset(map(stem, ("size", "capacity", "weight", "quantity", "volume")))
 _SUPERLATIVES: tuple[tuple[re.Pattern[str], frozenset[str], Callable[[list[Any]], Any]], ...] = (
-    (re.compile(r"\b(cheapest|least expensive|lowest[- ](price|fare|cost)\w*)\b", re.I), _PRICE, min),
-    (re.compile(r"\b(most expensive|priciest|dearest|highest[- ](price|fare|cost)\w*)\b", re.I), _PRICE, max),
+    (re.compile(r"\b(cheapest|least expensive|lowest[- ](price|cost)\w*)\b", re.I), _PRICE, min),
+    (re.compile(r"\b(most expensive|priciest|dearest|highest[- ](price|cost)\w*)\b", re.I), _PRICE, max),
     (re.compile(r"\b(earliest|oldest)\b", re.I), _TIME, min),
     (re.compile(r"\b(latest|newest|most recent)\b", re.I), _TIME, max),
     (re.compile(r"\b(smallest|lightest)\b", re.I), _SIZE, min),

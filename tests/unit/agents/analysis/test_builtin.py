@@ -6,9 +6,10 @@ import pytest
 
 from agents.analyst.builtin import discover, label, label_runs
 from agents.analyst.corpus import mine
-from agents.analyst.tools import ToolKind
+from agents.analyst.tools import ToolKind, classify
 from agents.analyst.view import views
 from agents.errors import AgentsError, TranscriptError
+from agents.transcript import transcripts
 from store.types import Outcome, Trajectory, Verdict
 from tests.unit.agents.analysis.library import LOAN, agent, background, calls, renewal, talk, user
 
@@ -63,6 +64,40 @@ def test_tools_are_classified_with_and_without_schemas() -> None:
         assert kinds["find_loan"] is kinds["search_catalogue"] is ToolKind.READ
         assert kinds["renew_loan"] is kinds["reserve_copy"] is ToolKind.WRITE
     assert mine(views(BACKGROUND), outcomes).kinds["escalate_to_librarian"] is ToolKind.HANDOFF
+
+
+def _foreign_kinds(conversations: list[Trajectory], solutions: list[list[Trajectory]]) -> dict[str, ToolKind]:
+    names = {call.name for row in transcripts(conversations) for call in row.calls}
+    groups = [transcripts(group) for group in solutions]
+    return classify({name: {} for name in sorted(names)}, transcripts(conversations), groups)
+
+
+def _account(note: str, *, account: str = "T1", state: str = "auki") -> Trajectory:
+    """An account is looked up, thought about and closed: the last answer is the account with another state."""
+    record = {"tili": account, "tila": "auki", "saldo": 12}
+    return talk(
+        user("Sulkekaa tili."),
+        calls("hae_tili", record, tili=account),
+        calls("mieti", "ok", muistio=note),
+        calls("laske", "12.5", lauseke=note),
+        calls("sulje_tili", record | {"tila": state}, tili=account),
+    )
+
+
+def test_tools_with_foreign_names_are_classified_by_what_they_do() -> None:
+    closed = [_account(f"muistio {number}", state="kiinni") for number in range(4)]
+    kinds = _foreign_kinds(closed, [closed[:2], closed[2:]])
+    assert kinds["hae_tili"] is ToolKind.READ
+    assert kinds["sulje_tili"] is ToolKind.WRITE
+    assert kinds["laske"] is kinds["mieti"] is ToolKind.PURE
+    assert _foreign_kinds(closed, [])["mieti"] is ToolKind.WRITE
+    unchanged = [_account("muistio") for _ in range(4)]
+    assert _foreign_kinds(unchanged, [])["sulje_tili"] is ToolKind.READ
+
+
+def test_conversations_that_share_no_call_are_no_trials_of_a_task() -> None:
+    strangers = [_account(f"muistio {number}", account=f"T{number}", state="kiinni") for number in range(4)]
+    assert _foreign_kinds(strangers, [strangers[:2], strangers[2:]])["sulje_tili"] is ToolKind.WRITE
 
 
 def test_the_reading_before_a_renewal_is_mined() -> None:
