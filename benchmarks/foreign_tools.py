@@ -7,8 +7,8 @@ gold calls, and a planted deficit. In ``--share`` of the conversations an agent 
 user's turn out. ``traced`` gets them as a file (``target.kind = "recorded"``) with the score of BFCL's own grader, and
 runs ``import``, ``analyze``, ``synthesize`` and ``admit`` without any model. The agent has the tools of all eight APIs.
 
-Aim: the capability that the deficit is about, ``PLANTED``, is retained, and its environment is admitted. Exit code 1 when
-it is missed. What else is retained is a figure: a left-out call may have been a look-up. The bundled model cannot play
+Aim: the capability that the deficit is about, ``LEFT_OUT``, is retained, and its environment is admitted. Exit code 1
+when it is missed. What else is retained is a figure: a left-out call may have been a look-up. The bundled model cannot play
 these tasks, so the bounds of admission on its rewards are open (``SETTINGS``).
 """
 
@@ -32,7 +32,7 @@ from traced.targets.play import gold_play
 from traced.targets.registry import target
 
 ROOT = Path(__file__).parents[1]
-PLANTED = "change-completeness"
+LEFT_OUT = "change-completeness"
 TASKS = "bfcl:multi-turn"
 MAX_TURNS = 100
 SETTINGS = {
@@ -58,7 +58,7 @@ async def conversations(folder: Path, trials: int, share: float) -> list[dict[st
             for trial in range(trials):
                 rng = random.Random(f"{seed} {trial}")
                 faulty = [without_last_call(message) for message in messages] if rng.random() < share else messages
-                chat, success = await played(source, seed, faulty)
+                chat, success = await play_messages(source, seed, faulty)
                 chat = [{"role": "system", "content": play.task.system}, *chat] if play.task.system else chat
                 records.append(
                     {
@@ -79,7 +79,7 @@ def without_last_call(message: Message) -> Message:
     return {**message, "tool_calls": calls[:-1]} if len(calls) > 1 else message
 
 
-async def played(source: EpisodeSource, seed: int, messages: Sequence[Message]) -> tuple[list[Message], bool]:
+async def play_messages(source: EpisodeSource, seed: int, messages: Sequence[Message]) -> tuple[list[Message], bool]:
     """Return the whole conversation of these assistant messages, and the grader's verdict."""
     episode = source.episode()
     try:
@@ -121,13 +121,13 @@ def measure(folder: Path, trials: int, share: float) -> dict[str, Any]:
     rows = analysis["capabilities"]
     figures["gaps"] = {row["capability"]: row["delta"] for row in rows}
     figures["retained"] = [row["capability"] for row in rows if row["retained"]]
-    written = traced(folder, "synthesize")[1] if figures["retained"] else {}
-    figures["written"] = [row["capability"] for row in written.get("environments", [])]
+    synthesis = traced(folder, "synthesize")[1] if figures["retained"] else {}
+    figures["written"] = [row["capability"] for row in synthesis.get("environments", [])]
     admission = traced(folder, "admit")[1] if figures["written"] else {}
     figures["admitted"] = [row["capability"] for row in admission.get("admitted", [])]
-    failures = [*written.get("failed", []), *admission.get("failed", [])]
+    failures = [*synthesis.get("failed", []), *admission.get("failed", [])]
     figures["failed"] = {row["capability"]: row["reason"] for row in failures}
-    return figures | {"aims": {"admitted": PLANTED}, "meets": PLANTED in figures["admitted"]}
+    return figures | {"aims": {"admitted": LEFT_OUT}, "meets": LEFT_OUT in figures["admitted"]}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
