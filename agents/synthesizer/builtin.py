@@ -7,10 +7,12 @@ seeds. Raises ``SynthesisError`` if too few conversations give a template. Targe
 tools that compute, are not covered.
 """
 
+import base64
 import inspect
 import json
 import random
 import re
+import zlib
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -27,6 +29,8 @@ from agents.synthesizer.runtime import TemplateEnvironment
 from agents.synthesizer.scenario_extraction import NoTemplate, Template, calls_of, extract_template
 from agents.synthesizer.selection import in_turn, strata
 from agents.transcript import Transcript, transcripts
+from agents.world import runtime as world_runtime
+from agents.world.runtime import World
 from store.types import Capability, Label, Outcome, Trajectory, Verdict
 
 _LOCAL_IMPORT = re.compile(r"^from agents\.synthesizer\.\w+ import [^\n]*\n", re.MULTILINE)
@@ -41,13 +45,30 @@ _MAX_COMPOUNDS = 150
 _MAX_CONTROLS = 30
 # A write tool is usual if at least this share of the templates call it.
 _USUAL_SHARE = 0.15
+# Characters of a line of compressed data.
+_LINE = 110
 
 
-def environment_source(data: dict[str, Any]) -> str:
+@dataclass(frozen=True)
+class WorldData:
+    """The world that an environment stands on: the hash of the world's source, and its data (``agents.world``)."""
+
+    digest: str
+    data: dict[str, Any]
+
+    def encoded(self) -> str:
+        """Return the data without the tools' schemas, compressed, as text."""
+        data = {key: value for key, value in self.data.items() if key != "tools"}
+        return base64.b85encode(zlib.compress(json.dumps(data).encode(), 9)).decode()
+
+
+def environment_source(data: dict[str, Any], target_world: WorldData | None = None) -> str:
     """Return the text of an environment file: ``data`` as JSON, then the source of the renaming and the runtime.
 
-    The file imports only the standard library and ``sandbox.contract``.
+    The file imports only the standard library and ``sandbox.contract``. With a world it has the world's data,
+    compressed, the source of the world's runtime, and the constant ``WORLD``, the hash of the world.
     """
+    arguments = "DATA, World(WORLD_DATA)" if target_world else "DATA"
     summary = (
         f"Synthetic environment for the capability {data['capability']}: {len(data['templates'])} scenario templates."
     )
@@ -55,11 +76,25 @@ def environment_source(data: dict[str, Any]) -> str:
         f'"""{summary}\n\nWritten by the builtin synthesizer from recorded conversations; the data comes first, then'
         ' the runtime that\nevery such environment shares.\n"""\n\nimport json\n\n'
         f"DATA = json.loads(r'''\n{_json(data)}\n''')\n\n\n"
+        f"{_world_source(target_world)}"
         f"# --- renaming ---\n{_LOCAL_IMPORT.sub('', inspect.getsource(renaming))}\n\n"
         f"# --- runtime ---\n{_LOCAL_IMPORT.sub('', inspect.getsource(runtime))}\n\n"
         "class Environment(TemplateEnvironment):\n"
         '    """This file\'s environment: the shared runtime over this file\'s data."""\n\n'
-        "    def __init__(self) -> None:\n        super().__init__(DATA)\n"
+        f"    def __init__(self) -> None:\n        super().__init__({arguments})\n"
+    )
+
+
+def _world_source(target_world: WorldData | None) -> str:
+    if target_world is None:
+        return ""
+    encoded = target_world.encoded()
+    lines = [encoded[start : start + _LINE] for start in range(0, len(encoded), _LINE)]
+    text = "\n".join(f"    {json.dumps(line)}" for line in lines)
+    return (
+        f"# --- world ---\nimport base64\nimport zlib\n\nWORLD = {json.dumps(target_world.digest)}\n"
+        f"WORLD_DATA = json.loads(zlib.decompress(base64.b85decode(\n{text}\n)))\n\n"
+        f"{inspect.getsource(world_runtime)}\n\n"
     )
 
 
@@ -74,6 +109,14 @@ def _json(data: dict[str, Any]) -> str:
             rows.append(f"{json.dumps(key)}: {json.dumps(value, separators=(',', ':'))}")
     # Three single quotes would end the string literal that holds the JSON.
     return ("{\n" + ",\n".join(rows) + "\n}").replace("'", "\\u0027")
+
+
+@dataclass(frozen=True)
+class Frame:
+    """What all templates of an environment share: its data except templates and strata, and the target's world."""
+
+    common: Mapping[str, object]
+    target_world: WorldData | None
 
 
 @dataclass(frozen=True)
@@ -94,12 +137,14 @@ def synthesize(
     *,
     seed: int,
     extra_openings: Sequence[str] = (),
+    target_world: WorldData | None = None,
 ) -> str:
     """Return the source of a single-file environment for ``capability``.
 
     Args:
         extra_openings: openings of failures that lacked the capability and are not among ``trajectories``; they affect
             only the weights of the strata, and no word of them is written into the file.
+        target_world: The target's world, which answers the calls that the scenarios themselves do not.
 
     Raises:
         SynthesisError: fewer than ``MINIMUM_TEMPLATES`` conversations give a solvable template.
@@ -125,7 +170,7 @@ def synthesize(
         for template in [*templates, *compounds]
     ]
     drafts += [{**template, "control": True, "reads_first": template["handoff"]} for template in controls]
-    selection = _fill(drafts, corpus, common, rejections, rng)
+    selection = _fill(drafts, corpus, Frame(common, target_world), rejections, rng)
     if sum(not template["control"] for template in selection) < MINIMUM_TEMPLATES:
         raise SynthesisError(_too_few(capability, sources, selection, rejections))
     openings = [
@@ -136,7 +181,7 @@ def synthesize(
         {"kind": row.kind, "weight": round(row.weight, 6), "templates": row.templates}
         for row in strata(selection, openings, balanced=reads_first)
     ]
-    return environment_source(_numbered({**common, "strata": rows, "templates": selection}))
+    return environment_source(_numbered({**common, "strata": rows, "templates": selection}), target_world)
 
 
 def majority(labels: Iterable[Label], capability: str) -> dict[str, Verdict]:
@@ -152,10 +197,10 @@ def majority(labels: Iterable[Label], capability: str) -> dict[str, Verdict]:
     return verdicts
 
 
-def is_solvable(template: Template, common: Mapping[str, object]) -> bool:
+def is_solvable(template: Template, common: Mapping[str, object], world: World | None = None) -> bool:
     """Return whether, on every probe seed, the recorded solution reaches reward 1 and doing nothing at most 0.2."""
     single = {**common, "strata": [{"kind": "", "weight": 1.0, "templates": [0]}], "templates": [template]}
-    environment = TemplateEnvironment(_numbered(single))
+    environment = TemplateEnvironment(_numbered(single), world)
     for seed in range(_PROBE_SEEDS):
         environment.reset(seed)
         if environment.score().reward > 0.2:
@@ -193,7 +238,7 @@ def _sources(trajectories: Sequence[Trajectory], labels: Sequence[Label], capabi
 
 
 def _fill(
-    drafts: list[Template], corpus: Corpus, common: Mapping[str, object], rejections: Counter[str], rng: random.Random
+    drafts: list[Template], corpus: Corpus, frame: Frame, rejections: Counter[str], rng: random.Random
 ) -> list[Template]:
     """Return generalised, solvable templates of every kind in turn, until ``MAX_TEMPLATE_BYTES`` is used up.
 
@@ -202,10 +247,11 @@ def _fill(
     selection: list[Template] = []
     # System prompts counted so far: each is written once, so it counts once.
     prompts: set[str] = set()
-    used = 0
+    used = len(_world_source(frame.target_world))
+    world = World(frame.target_world.data) if frame.target_world else None
     for draft in in_turn(drafts, rng):
         template = generalise(draft, corpus, rng)
-        if not is_solvable(template, common):
+        if not is_solvable(template, frame.common, world):
             rejections["its recorded solution does not replay"] += 1
             continue
         used += len(json.dumps({**template, "system": template["system"] if template["system"] not in prompts else ""}))

@@ -8,6 +8,7 @@ template's lists and so stay. Standard library only: this file is written into e
 Not covered: names within longer words (plurals); the synthesizer leaves such values out of its lists.
 """
 
+import copy
 import json
 import random
 import re
@@ -15,6 +16,7 @@ from datetime import date, timedelta
 from typing import Any
 
 Data = dict[str, Any]
+NUMBER = re.compile(r"\d+(?:\.\d+)?")
 _DATE = r"\d{4}-\d{2}-\d{2}"
 
 
@@ -44,6 +46,28 @@ class Renaming:
         for old, new in zip(group["values"], chosen, strict=True):
             self.new.setdefault(old[:1].upper() + old[1:], new[:1].upper() + new[1:])
             self.new[old] = new
+
+    def inverse(self) -> "Renaming":
+        """The map from new values to the recorded ones; it keeps the order of records."""
+        other = copy.copy(self)
+        other.new = {new: old for old, new in self.new.items()}
+        other.days, other.reorder = -self.days, False
+        is_number = {new: NUMBER.fullmatch(new) is not None for new in other.new}
+        words, numbers = ([new for new in other.new if is_number[new] is kind] for kind in (False, True))
+        other.pattern = _pattern(words, numbers)
+        return other
+
+    def answer(self, text: str) -> str:
+        """Rename within a tool's answer, which stays JSON in the form in which it was written."""
+        try:
+            value = json.loads(text)
+        except (ValueError, RecursionError):
+            return self.text(text)
+        for separators in ((", ", ": "), (",", ":")):
+            for escapes in (True, False):
+                if json.dumps(value, separators=separators, ensure_ascii=escapes) == text:
+                    return json.dumps(self.value(value), separators=separators, ensure_ascii=escapes)
+        return self.text(text)
 
     def text(self, text: str) -> str:
         """Rename within a text; values are matched as whole words, all at once."""
@@ -124,7 +148,7 @@ class Scenario:
         rng = random.Random(f"{data['capability']}:{seed}")
         stratum = rng.choices(data["strata"], weights=[s["weight"] for s in data["strata"]])[0]
         template = data["templates"][rng.choice(stratum["templates"])]
-        names = Renaming(template, data, rng)
+        names = self.names = Renaming(template, data, rng)
         self.system = names.text(data["systems"][template["system"]])
         self.opening = [names.text(text) for text in template["opening"]]
         self.told = [names.text(value) for value in template["told"]]

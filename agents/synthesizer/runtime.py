@@ -65,8 +65,10 @@ def likeness(one: set[str], other: set[str]) -> float:
 class TemplateEnvironment:
     """``sandbox.contract.Environment`` over the templates of ``data`` (see the synthesizer for its fields)."""
 
-    def __init__(self, data: Data) -> None:
+    def __init__(self, data: Data, world: Any = None) -> None:
+        """Play the templates of ``data``, above the target's world (``agents.world.runtime.World``) if there is one."""
         self.data = data
+        self.world = world
         self.tools: list[Tool] = data["tools"]
         self.schemas = {tool["function"]["name"]: tool["function"].get("parameters", {}) for tool in self.tools}
         self.incidental = set(data["incidental"])
@@ -74,6 +76,8 @@ class TemplateEnvironment:
     def reset(self, seed: int) -> Task:
         """Begin the scenario of ``seed``; any integer is a valid seed."""
         self.scenario = Scenario(self.data, seed)
+        if self.world is not None:
+            self.world.restart()
         self.answers: dict[str, list[Data]] = {}
         self.user_words = "\n".join([*self.scenario.opening, *(step.get("reply", "") for step in self.scenario.steps)])
         recorded = [call for step in self.scenario.steps for call in step["calls"]]
@@ -224,9 +228,17 @@ class TemplateEnvironment:
     def _run(self, tool: str, arguments: Data) -> str:
         key = self._key(tool, arguments)
         entries = self.answers.get(key) if self._unseen(tool, arguments) is None else None
+        if self.world is not None and self._is_foreign(tool, key, arguments, entries):
+            reply = self._of_world(tool, arguments)
+            if reply is not None:
+                kind = "error" if reply[1] else "write" if tool in self.data["writes"] else "read"
+                return self._made(tool, arguments, reply[0], kind)
         if entries:
             entry = entries[self._index(key, entries)]
             self.served[key] += 1
+            if self.world is not None and entry["kind"] == "write":
+                recorded = self.scenario.names.inverse()
+                self.world.record(tool, recorded.arguments(arguments), recorded.text(str(entry["result"])))
             return self._made(tool, arguments, str(entry["result"]), entry["kind"])
         unknown = self._unknown(tool, arguments)
         if unknown is not None:
@@ -235,6 +247,18 @@ class TemplateEnvironment:
         if tool in self.data["writes"]:
             return self._made(tool, arguments, _filled(self.data["acks"].get(tool, '{"ok":true}'), arguments), "write")
         return self._made(tool, arguments, self._by_analogy(tool, arguments), "read")
+
+    def _is_foreign(self, tool: str, key: str, arguments: Data, entries: list[Data] | None) -> bool:
+        """Is it a call that the scenario did not record: none, one of an imputed record, or one with another prose?"""
+        if not entries or key in self.spare:
+            return True
+        return tool not in self.data["writes"] and all(entry["args"] != arguments for entry in entries)
+
+    def _of_world(self, tool: str, arguments: Data) -> tuple[str, bool] | None:
+        """The world's answer under the scenario's names, and whether it is an error; None where it knows none."""
+        names = self.scenario.names
+        reply = self.world.reply(tool, names.inverse().arguments(arguments))
+        return None if reply is None else (names.answer(reply[0]), reply[1])
 
     def _index(self, key: str, entries: list[Data]) -> int:
         """The recorded answer that is due: the next one, or one that what was written since has made possible."""

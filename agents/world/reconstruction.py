@@ -54,9 +54,9 @@ def world_data(transcripts: Sequence[Transcript], tasks: Sequence[str]) -> Data:
         "wide": dict(wide),
         "styles": {tool: style for tool in sorted(calls) if (style := _style(calls[tool]))},
     }
+    data["links"] = _links(writes, reads, calls)
     data["calls"] = _histories(recorded_conversations, data)
     data["derived"], data["indexes"] = _derived(data, reads), _indexes(data, reads)
-    data["links"] = _links(writes, reads, calls)
     data["errors"], unexplained = {}, {}
     for tool, tool_calls in sorted(_conditioned(recorded_conversations, data).items()):
         rules, unexplained[tool] = error_rules(tool_calls)
@@ -95,7 +95,7 @@ def _histories(recorded_conversations: Sequence[Conversation], data: Data) -> Da
         world = World(data)
         for call in conversation.calls:
             is_write = call.tool in data["writes"]
-            relevant = world.writes if is_write else world.relevant(call.tool, call.arguments)
+            relevant = (world.relevant_to_write if is_write else world.relevant)(call.tool, call.arguments)
             history = history_key([write["key"] for write in relevant])
             counts[call.tool, call.key, history][call.text, call.failed] += 1
             if is_write and not call.failed:
@@ -323,6 +323,13 @@ def world_source(data: Data) -> str:
         f"# --- runtime ---\n{inspect.getsource(runtime)}\n\n"
         f"# --- environment ---\n{_ENVIRONMENT}"
     )
+
+
+def read_data(source_code: str) -> Data:
+    """Return the data of a world from its source, which ``world_source`` wrote, without running it."""
+    text = source_code.partition("DATA = json.loads(r'''\n")[2].partition("\n''')\n")[0]
+    data: Data = json.loads(text)
+    return data
 
 
 def _rows(value: Any) -> str:

@@ -280,6 +280,18 @@ class World:
                 writes.append(write)
         return writes
 
+    def relevant_to_write(self, tool: str, arguments: Data) -> list[Data]:
+        """Return the writes so far that may have changed a write's answer: those of the records that it names."""
+        links = self.data["links"].get(tool)
+        if not links:
+            return self.writes
+        relevant: dict[str, Data] = {}
+        for link in links:
+            read_arguments = _link_arguments(link, arguments)
+            for write in self.writes if read_arguments is None else self.relevant(link["tool"], read_arguments):
+                relevant.setdefault(write["key"], write)
+        return list(relevant.values())
+
     def _derived(self, tool: str, arguments: Data) -> Any:
         """Return the answer to a read that was never made, from records in the answers of other tools."""
         index = self.data["indexes"].get(tool)
@@ -301,9 +313,13 @@ class World:
 
     def _write(self, tool: str, arguments: Data) -> Reply:
         entries = self.data["calls"][tool].get(canonical_json(arguments), [])
-        history = history_key([write["key"] for write in self.writes])
+        relevant = self.relevant_to_write(tool, arguments)
+        history = history_key([write["key"] for write in relevant])
         exact = [(text, failed) for entry_history, text, failed in entries if entry_history == history]
-        if not exact and len({text for _, text, _ in entries}) == 1:
+        if any(write["answer"] is UNKNOWN for write in relevant):
+            exact = []
+        elif not exact and len(entries) > 1 and len({text for _, text, _ in entries}) == 1:
+            # The same answer after different writes does not depend on them.
             exact = [(text, failed) for _, text, failed in entries]
         if exact:
             text, failed = exact[0]
@@ -316,6 +332,10 @@ class World:
         answer = self._answer(tool, arguments) if self.data["writes"][tool]["is_safe"] else UNKNOWN
         self.append(tool, arguments, answer)
         return None if answer is UNKNOWN else (self._as_text(tool, answer), False)
+
+    def record(self, tool: str, arguments: Data, text: str) -> None:
+        """Add a write that succeeded with this answer."""
+        self.append(tool, arguments, parsed(text))
 
     def append(self, tool: str, arguments: Data, answer: Any) -> None:
         """Add a write to the state; ``answer`` is ``UNKNOWN`` if it may have failed."""
@@ -371,13 +391,19 @@ class World:
 
     def _linked_record(self, link: Data, arguments: Data) -> Any:
         """Return the record that a write names, as a read would answer now, ``UNKNOWN`` if that is not determined."""
-        read_arguments = {name: at_path(arguments, path) for name, path in link["paths"].items()}
-        if any(value is UNKNOWN for value in read_arguments.values()):
+        read_arguments = _link_arguments(link, arguments)
+        if read_arguments is None:
             return UNKNOWN
         relevant = self.relevant(link["tool"], read_arguments)
         if any(write["answer"] is UNKNOWN for write in relevant):
             return UNKNOWN
         return self._value(link["tool"], read_arguments, relevant)
+
+
+def _link_arguments(link: Data, arguments: Data) -> Data | None:
+    """Return the arguments of the read of what a write names, None if the write lacks one of them."""
+    read_arguments = {name: at_path(arguments, path) for name, path in link["paths"].items()}
+    return None if any(value is UNKNOWN for value in read_arguments.values()) else read_arguments
 
 
 def parsed(text: str) -> Any:

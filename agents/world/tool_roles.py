@@ -121,7 +121,7 @@ def _argument_sizes(conversations: Sequence[Conversation]) -> dict[str, float]:
 
 def _explaining(repeats: Sequence[RepeatedRead], writes: set[str]) -> set[str]:
     """Return the fewest tools beside ``writes`` that stand between every pair of reads that differ."""
-    open_repeats = [r for r in repeats if r.changed and not writes & {call.tool for call in r.between}]
+    open_repeats = [r for r in repeats if r.changed and not writes & {r.first.tool, *(call.tool for call in r.between)}]
     unchanged: Counter[str] = Counter()
     for repeat in repeats:
         if not repeat.changed:
@@ -138,7 +138,7 @@ def _explaining(repeats: Sequence[RepeatedRead], writes: set[str]) -> set[str]:
             key=lambda tool: (counts[tool] / (counts[tool] + unchanged[tool]), not is_read(tool), counts[tool], tool),
         )
         explaining.add(best)
-        open_repeats = [r for r in open_repeats if best not in {call.tool for call in r.between}]
+        open_repeats = [r for r in open_repeats if best not in {r.first.tool, *(call.tool for call in r.between)}]
     return explaining
 
 

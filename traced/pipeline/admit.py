@@ -72,7 +72,7 @@ async def _judge(context: Context, environment: str) -> AdmissionReport:
     trajectories = collected(context)
     has_user_model = bool(context.settings.target.user.model)
     stands_on_world = context.target.is_recorded and world_of(source_code) is not None
-    world_replay = _world_replay(await prove_world(context)) if stands_on_world else None
+    world_replay = admission_world(await prove_world(context)) if stands_on_world else None
     async with context.environment_user(source_code) if has_user_model else nullcontext() as user:
         report = await admission.admit(
             source_code,
@@ -91,7 +91,9 @@ async def _judge(context: Context, environment: str) -> AdmissionReport:
     return report
 
 
-def _world_replay(figures: WorldFigures) -> WorldReplay:
+def admission_world(figures: WorldFigures) -> WorldReplay:
+    """Return what admission judges a world by."""
+
     def admission_share(share: Share) -> MeasuredShare:
         return MeasuredShare(share.count, share.share, share.low, share.high)
 

@@ -74,8 +74,6 @@ NOTES = {
 }
 # The bounds of the checks in words; the names in braces are fields of ``Thresholds``.
 REQUIREMENTS = {
-    "world": "equal answers to at least {world_exact} of the reads, the same error or none in at least "
-    "{world_error_class} of the calls; a tool is refused if its whole interval lies below",
     "oracle": "on each of {seeds} seeds",
     "diversity": "of {diversity_seeds} seeds at least {distinct} give an episode of their own; once names, ids and "
     "numbers are masked there are at least {distinct_shapes} structures, none with more than {commonest_shape} of the "
@@ -453,7 +451,14 @@ def failed_first(report: AdmissionReport) -> list[Check]:
 
 
 def requirements(thresholds: Thresholds) -> dict[str, str]:
-    """Return what each check asks, with the bounds of ``thresholds``, in the order of the checks."""
+    """Return what each check asks of an environment's author, with the bounds of ``thresholds``, in order.
+
+    The check "world" is left out: a world is reconstructed, and no author writes it.
+    """
     bound = {name: short_text(value) for name, value in vars(thresholds).items()}
     numbers = {name: text.format_map(bound) for name, text in REQUIREMENTS.items()}
-    return {name: f"{means}{f' ({numbers[name]})' if name in numbers else ''}" for name, means in MEANS.items()}
+    return {
+        name: f"{means}{f' ({numbers[name]})' if name in numbers else ''}"
+        for name, means in MEANS.items()
+        if name != "world"
+    }

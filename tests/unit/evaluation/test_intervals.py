@@ -9,7 +9,7 @@ from scipy.stats import multinomial, norm
 
 from store.types import EndCause, Outcome, Trajectory
 from traced.core.errors import GateError
-from traced.evaluation.intervals import Pair, compare, pair, tango
+from traced.evaluation.intervals import Pair, Share, compare, mean_share, pair, tango
 
 
 def trajectory(task: str, outcome: Outcome, *, trial: int = 0, model: str = "base") -> Trajectory:
@@ -109,6 +109,15 @@ def test_repeating_identical_trials_adds_no_evidence() -> None:
     single_interval, five = compare(single), compare(repeated)
     assert (five.low, five.high) == pytest.approx((single_interval.low, single_interval.high), abs=1e-9)
     assert (single_interval.tasks, single_interval.pairs, five.tasks, five.pairs) == (60, 60, 60, 300)
+
+
+def test_a_mean_share_takes_a_task_as_one_cluster() -> None:
+    assert mean_share([]) == Share(0, 0.0, 0.0, 1.0)
+    independent = mean_share([(str(n), float(n % 4 > 0)) for n in range(40)])
+    clustered = mean_share([(str(n // 10), float(n >= 10)) for n in range(40)])
+    assert (independent.count, independent.share, clustered.share) == (40, 0.75, 0.75)
+    assert clustered.high - clustered.low > 1.5 * (independent.high - independent.low)
+    assert mean_share([("a", 0.5), ("b", 1.0)]).share == 0.75
 
 
 def test_no_pairs_is_no_knowledge() -> None:

@@ -60,21 +60,27 @@ class Warehouse:
         return json.dumps(article, separators=(",", ":"))
 
 
-def conversation(target: Callable[[], Any], number: int, calls: CallList) -> Transcript:
+def trajectory(
+    target: Callable[[], Any], number: int, calls: CallList, *, source: str = "library", split: str = "train"
+) -> Trajectory:
     """Return the recorded conversation of calls on a fresh target."""
     state = target()
     messages: list[dict[str, Any]] = [{"role": "user", "content": "Hello."}]
     for index, (tool, arguments) in enumerate(calls):
         function = {"name": tool, "arguments": json.dumps(arguments)}
-        messages.append({"role": "assistant", "tool_calls": [{"id": f"c{index}", "function": function}]})
+        call = {"id": f"c{index}", "type": "function", "function": function}
+        messages.append({"role": "assistant", "content": None, "tool_calls": [call]})
         messages.append({"role": "tool", "tool_call_id": f"c{index}", "content": state.call(tool, arguments)})
-    return transcript(
-        Trajectory(
-            *(f"t{number}", "library", "train", str(number), 0, "agent", 0.0, messages, [], [], 1.0),
-            outcome=Outcome.SUCCESS,
-            end_cause=EndCause.IMPORTED,
-        )
+    return Trajectory(
+        *(f"loan-{number:02d}", source, split, str(number), 0, "agent", 0.0, messages, [], [], 1.0),
+        outcome=Outcome.SUCCESS,
+        end_cause=EndCause.IMPORTED,
     )
+
+
+def conversation(target: Callable[[], Any], number: int, calls: CallList) -> Transcript:
+    """Return the recorded conversation of calls on a fresh target, as it is read."""
+    return transcript(trajectory(target, number, calls))
 
 
 def loan(book: str, member: str) -> CallList:

@@ -1,0 +1,89 @@
+"""Scenarios on top of a target's world: what they did not record, the world answers under the scenario's names."""
+
+import json
+from typing import Any
+
+import pytest
+
+from agents.synthesizer.builtin import WorldData, synthesize
+from agents.transcript import transcripts
+from agents.world.reconstruction import world_data, world_source
+from sandbox.admission.static_analysis import inspect_source
+from sandbox.admission.world import world_of
+from sandbox.hashing import environment_hash
+from store.types import Label, Outcome, Trajectory, Verdict
+from tests.unit.agents.synthesis.conversations import (
+    call,
+    capability,
+    conversation,
+    environment_class,
+    order,
+    play,
+    say,
+    user,
+)
+
+COUNT = 12
+
+
+def shop() -> list[Trajectory]:
+    """Return conversations that cancel an order each, and one in which another order was read."""
+    rows = []
+    for number in range(COUNT):
+        name = f"W{4000 + number}"
+        parts = [
+            user(f"Please cancel order {name}."),
+            call("get_order", order(name, fee=30 + number), order_id=name),
+            call("cancel_order", {"ok": True}, order_id=name),
+            say(f"Order {name} is cancelled, the fee is {30 + number}."),
+        ]
+        rows.append(conversation(f"t{number:02d}", *parts))
+    other = call("get_order", order("W9876", fee=77), order_id="W9876")
+    return [*rows, conversation("u", user("Which fee has W9876?"), other, say("77."), outcome=Outcome.FAILURE)]
+
+
+def of_world(rows: list[Trajectory]) -> WorldData:
+    data = world_data(transcripts(rows), [row.id for row in rows])
+    return WorldData(environment_hash(world_source(data)), data)
+
+
+@pytest.fixture(scope="module")
+def source() -> str:
+    rows = shop()
+    labels = [Label(row.id, "multi-step-completion", 0, Verdict.PRESENT) for row in rows[:COUNT]]
+    return synthesize(capability("multi-step-completion"), rows, labels, seed=0, target_world=of_world(rows))
+
+
+def ask(environment: Any, tool: str, **arguments: str) -> str:
+    function = {"name": tool, "arguments": json.dumps(arguments)}
+    message = {"role": "assistant", "tool_calls": [{"id": "x", "type": "function", "function": function}]}
+    return str(environment.step(message)[0]["content"])
+
+
+def test_the_file_names_its_world_and_stands_alone(source: str) -> None:
+    rows = shop()
+    assert world_of(source) == of_world(rows).digest
+    passed, evidence = inspect_source(source)
+    assert passed, evidence
+    environment = environment_class(source)()
+    assert all(play(environment, seed).success for seed in range(10))
+
+
+def test_a_record_outside_of_the_scenario_is_the_worlds_and_an_unknown_one_is_not_invented(source: str) -> None:
+    environment = environment_class(source)()
+    for seed in range(10):
+        environment.reset(seed)
+        # Amounts may be renamed, the rest of the record stays.
+        record = json.loads(ask(environment, "get_order", order_id="W9876"))
+        assert {**record, "fee": 77} == order("W9876", fee=77)
+        assert "not found" in ask(environment, "get_order", order_id="W1111")
+
+
+def test_without_a_world_the_same_record_is_unknown() -> None:
+    rows = shop()
+    labels = [Label(row.id, "multi-step-completion", 0, Verdict.PRESENT) for row in rows[:COUNT]]
+    file = synthesize(capability("multi-step-completion"), rows, labels, seed=0)
+    assert world_of(file) is None
+    environment = environment_class(file)()
+    environment.reset(0)
+    assert "not found" in ask(environment, "get_order", order_id="W9876")
