@@ -41,6 +41,8 @@ MAX_TEMPLATE_BYTES = 190_000
 _COMPOUND_SHARE = 0.6
 # Seeds on which every template's recorded solution is replayed.
 _PROBE_SEEDS = 6
+# Limit for the compressed data of a world, so that room for templates is left.
+MAX_WORLD_BYTES = 90_000
 _MAX_COMPOUNDS = 150
 _MAX_CONTROLS = 30
 # A write tool is usual if at least this share of the templates call it.

@@ -14,6 +14,8 @@ from agents.world.templates import common_template
 
 # Tasks whose failed calls meet a condition, and other calls that do not meet it.
 MINIMUM_TASKS = 2
+# A single value of an argument may fail by chance in two tasks.
+MINIMUM_VALUE_TASKS = 4
 MINIMUM_OTHERS = 5
 
 
@@ -57,8 +59,13 @@ def error_rules(calls: Sequence[ConditionedCall]) -> tuple[list[dict[str, str]],
 def _preference(candidate: tuple[int, str, str]) -> tuple[int, bool, str]:
     """Return the order of candidates: by failures; of equal ones, a form of an argument comes before its value."""
     failures, condition, _ = candidate
-    is_value = str(json.loads(condition)[-1]).startswith("=")
-    return failures, not is_value, condition
+    return failures, not _is_value(condition), condition
+
+
+def _is_value(condition: str) -> bool:
+    """Return whether a condition is that an argument has one value (``runtime.skeletons``)."""
+    kind, *_, pattern = json.loads(condition)
+    return kind == "argument" and str(pattern).startswith("=")
 
 
 def _candidates(
@@ -69,7 +76,10 @@ def _candidates(
     for condition in sorted(set().union(*(item.conditions for item in unexplained))):
         matches = [item.call for item in calls if condition in item.conditions]
         keys, tasks = {call.key for call in matches}, {call.task for call in matches}
-        if len(tasks) < MINIMUM_TASKS or len(calls) - len(matches) < MINIMUM_OTHERS:
+        if (
+            len(tasks) < (MINIMUM_VALUE_TASKS if _is_value(condition) else MINIMUM_TASKS)
+            or len(calls) - len(matches) < MINIMUM_OTHERS
+        ):
             continue
         template = common_template(matches) if all(call.failed for call in matches) else None
         if template is not None:

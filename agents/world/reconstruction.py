@@ -26,6 +26,8 @@ MAX_UNEXPLAINED = 0.1
 MINIMUM_CALLS = 3
 # Records of other tools that have to equal the tool's own before more are taken from there.
 MINIMUM_EQUAL = 2
+# Share of the reads of several tasks that have to get equal answers.
+MINIMUM_STABLE = 0.9
 _PROSE_WORDS = 4
 # From this share of a write's calls on, values that a read has as an argument link the two tools.
 LINKED_SHARE = 0.5
@@ -86,25 +88,39 @@ def _effects(writes: set[str], reads: set[str], observations: Observations) -> D
 
 
 def _histories(recorded_conversations: Sequence[Conversation], data: Data) -> Data:
-    """Return tool -> arguments -> [history, answer, failed] of every recorded call; of several answers the commonest.
+    """Return tool -> arguments -> [history, answer, failed] of every recorded call.
 
-    The history of a call is that of the writes that may have changed its answer.
+    The history of a call is that of the writes that may have changed its answer. Where tasks disagree about an answer,
+    that of most of them counts, and none if there is no majority. A read whose tasks mostly disagree is no look-up: it
+    depends on the time or on the session, and has no answers.
     """
-    counts: dict[tuple[str, str, str], Counter[tuple[str, bool]]] = defaultdict(Counter)
+    tasks: dict[tuple[str, str, str], dict[tuple[str, bool], set[str]]] = defaultdict(lambda: defaultdict(set))
     for conversation in recorded_conversations:
         world = World(data)
         for call in conversation.calls:
             is_write = call.tool in data["writes"]
             relevant = (world.relevant_to_write if is_write else world.relevant)(call.tool, call.arguments)
             history = history_key([write["key"] for write in relevant])
-            counts[call.tool, call.key, history][call.text, call.failed] += 1
+            tasks[call.tool, call.key, history][call.text, call.failed].add(conversation.task)
             if is_write and not call.failed:
                 world.append(call.tool, call.arguments, call.value)
+    unstable = _unstable(tasks, data)
     calls: Data = {}
-    for (tool, key, history), answers in sorted(counts.items()):
-        (text, failed), _ = max(answers.items(), key=lambda item: (item[1], item[0]))
-        calls.setdefault(tool, {}).setdefault(key, []).append([history, text, failed])
+    for (tool, key, history), answers in sorted(tasks.items()):
+        tool_calls = calls.setdefault(tool, {})
+        (text, failed), supporters = max(answers.items(), key=lambda item: (len(item[1]), item[0]))
+        if tool not in unstable and 2 * len(supporters) > sum(map(len, answers.values())):
+            tool_calls.setdefault(key, []).append([history, text, failed])
     return calls
+
+
+def _unstable(tasks: dict[tuple[str, str, str], dict[tuple[str, bool], set[str]]], data: Data) -> set[str]:
+    """Return the reads to which several tasks got different answers, in too large a share of equal calls."""
+    counts: dict[str, Counter[bool]] = defaultdict(Counter)
+    for (tool, _, history), answers in tasks.items():
+        if not history and tool not in data["writes"] and len(set().union(*answers.values())) > 1:
+            counts[tool][len(answers) == 1] += 1
+    return {tool for tool, count in counts.items() if count[True] < MINIMUM_STABLE * count.total()}
 
 
 def _conditioned(recorded_conversations: Sequence[Conversation], data: Data) -> dict[str, list[ConditionedCall]]:

@@ -344,7 +344,13 @@ class World:
         self.writes.append({"tool": tool, "key": key, "arguments": arguments, "answer": answer, "values": values})
 
     def _answer(self, tool: str, arguments: Data) -> Any:
-        """Return a write's answer as data: its template, or the record that it changes."""
+        """Return a write's answer as data: its template, or the record that it changes.
+
+        ``UNKNOWN`` if it names a record that is not determined: the target may not have it.
+        """
+        records = [self._linked_record(link, arguments) for link in self.data["links"].get(tool, [])]
+        if not all(isinstance(record, dict | list) for record in records):
+            return UNKNOWN
         write = self.data["writes"][tool]
         text = None if write["template"] is None else fill(write["template"], arguments)
         if text is not None:

@@ -258,3 +258,23 @@ def test_there_is_nothing_to_analyze_in_an_empty_directory(traced: Traced) -> No
     assert result.code == 1
     assert "Traceback" not in result.err
     assert "traced collect" in result.err
+
+
+@pytest.mark.docker
+def test_the_world_of_imported_conversations_is_proved_by_replay(traced: Traced, tmp_path: Path) -> None:
+    file = tmp_path / "recorded.json"
+    rows = [{**record, "task_id": 100 * copy + n} for copy in range(6) for n, record in enumerate(records())]
+    file.write_text(json.dumps(rows))
+    options = ("--set", "target.name=acme", "--set", "target.kind=recorded")
+    assert "is no target of recorded conversations" in " ".join(traced("world").err.split())
+    assert traced("import", file, *options).code == 0
+    result = traced("world", *options, "--into", tmp_path / "world.py", "--json")
+    assert result.code == 0, result.err
+    assert CANARY not in (tmp_path / "world.py").read_text()
+    # Each record stands under several tasks, so the world has what the held-out ones read.
+    by_tool = {row["tool"]: row for row in result.json["agreement"]["held out"]}
+    assert by_tool["all reads"]["exact"]["share"] == 1.0
+    assert by_tool["all reads"]["coverage"]["share"] >= 0.9
+    text = traced("world", *options).out
+    assert f"world:{result.json['world'][:12]} of acme" in text
+    assert "all reads: " in text

@@ -4,9 +4,13 @@ import random
 
 import pytest
 
-from agents.synthesizer.builtin import synthesize
+from agents.synthesizer.builtin import WorldData, synthesize
+from agents.transcript import transcripts
+from agents.world.reconstruction import world_data, world_source
 from sandbox.admission import admit
+from sandbox.admission.world import MeasuredShare, ToolReplay, WorldReplay
 from sandbox.client import SandboxSource
+from sandbox.hashing import environment_hash
 from store.types import AdmissionReport
 from tests.unit.agents.synthesis.conversations import capability, demonstrations
 from traced.targets.desk import TOOLS
@@ -60,3 +64,17 @@ async def test_an_environment_whose_oracle_is_spoilt_is_refused() -> None:
     report = await admission_report(spoilt)
     assert not report.admitted
     assert "oracle" in {check.name for check in report.checks if not check.passed}
+
+
+async def test_an_environment_on_a_world_is_admitted_with_the_worlds_agreement() -> None:
+    trajectories, labels = demonstrations(120)
+    data = world_data(transcripts(trajectories), [trajectory.task_id for trajectory in trajectories])
+    target_world = WorldData(environment_hash(world_source(data)), data)
+    source = synthesize(capability("multi-step-completion"), trajectories, labels, seed=0, target_world=target_world)
+    share = MeasuredShare(40, 1.0, 0.9, 1.0)
+    replay = WorldReplay(target_world.digest, [ToolReplay("get_order", False, "held out", share, share)])
+    report = await admit(
+        source, target_tools=TOOLS, target_error_examples=[], base_rewards=half_hearted, world_replay=replay
+    )
+    assert report.admitted, [(check.name, check.evidence) for check in report.checks if not check.passed]
+    assert [check.name for check in report.checks][:3] == ["source", "world", "runs"]

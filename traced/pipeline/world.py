@@ -13,6 +13,7 @@ from hashlib import blake2b
 from typing import Any
 
 from agents.errors import TranscriptError
+from agents.synthesizer.builtin import MAX_WORLD_BYTES, WorldData
 from agents.transcript import Transcript, transcript
 from agents.world.agreement import CallAgreement, compare
 from agents.world.calls import Conversation, conversations
@@ -163,19 +164,24 @@ def _transcripts(context: Context, split: str) -> list[TaskTranscript]:
 
 
 def _fitting_source(context: Context, items: Sequence[TaskTranscript]) -> tuple[str, list[TaskTranscript]]:
-    """Return the source of a world and the conversations it is made of: as many as the sandbox can load."""
+    """Return the source of a world and its conversations: as many as the sandbox and environments can hold."""
     limit = MAX_SOURCE_SHARE * 1024 * context.sandbox_limits.message_kb
     used = list(items)
     while used:
-        source_code = _source(used)
-        if len(source_code.encode()) <= limit:
+        data = _data(used)
+        source_code = world_source(data)
+        if len(source_code.encode()) <= limit and len(WorldData("", data).encoded()) <= MAX_WORLD_BYTES:
             return source_code, used
         used = used[: 3 * len(used) // 4]
     return "", []
 
 
+def _data(items: Sequence[TaskTranscript]) -> dict[str, Any]:
+    return world_data([item.transcript for item in items], [item.task for item in items])
+
+
 def _source(items: Sequence[TaskTranscript]) -> str:
-    return world_source(world_data([item.transcript for item in items], [item.task for item in items]))
+    return world_source(_data(items))
 
 
 def _folds(items: Sequence[TaskTranscript]) -> list[list[TaskTranscript]]:

@@ -76,6 +76,27 @@ def test_an_error_that_depends_on_a_field_of_the_record_is_given_where_the_field
     assert library.call("lend", {"book": "b3", "member": "m1"}) == '{"error": "b3 is out"}'
 
 
+def test_a_write_on_a_record_that_nobody_read_is_not_answered(library: World) -> None:
+    assert library.call("lend", {"book": "b8", "member": "m0"}) == NOT_RECORDED
+    # It may have succeeded: what it names is unknown from then on.
+    assert library.call("get_member", {"member_id": "m0"}) == NOT_RECORDED
+    assert library.call("get_member", {"member_id": "m1"}) != NOT_RECORDED
+
+
+def test_a_tool_that_answers_tasks_differently_is_no_look_up() -> None:
+    class Session(Library):
+        count = 0
+
+        def call(self, tool: str, arguments: dict[str, Any]) -> str:
+            Session.count += tool == "clock"
+            return f"it is {Session.count}" if tool == "clock" else super().call(tool, arguments)
+
+    calls = [("clock", {"zone": "UTC"}), ("get_book", {"book_id": "b1"})]
+    world = world_of([*library_conversations(), *(conversation(Session, 30 + n, calls) for n in range(4))])
+    assert world.call("clock", {"zone": "UTC"}) == NOT_RECORDED
+    assert world.call("get_book", {"book_id": "b1"}) == Library().call("get_book", {"book_id": "b1"})
+
+
 def test_a_recorded_sequence_of_writes_gives_the_recorded_answers(library: World) -> None:
     target = Library()
     for tool, arguments in [*loan("b2", "m2"), ("lend", {"book": "b2", "member": "m0"})]:
