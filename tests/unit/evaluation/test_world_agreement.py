@@ -1,0 +1,63 @@
+"""Agreement of a world by tool: counts, what each share is of, JSON and back, and the report's table."""
+
+import dataclasses
+import json
+
+from agents.world.agreement import CallAgreement
+from traced.evaluation.figures import CycleFigures, as_json
+from traced.evaluation.report import render, summary_table
+from traced.evaluation.world_agreement import (
+    HELD_OUT_CALLS,
+    WorldFigures,
+    agreement_json,
+    agreement_lines,
+    read_agreement,
+    tool_agreements,
+)
+
+LOOK_UP = CallAgreement(
+    task="1",
+    tool="get <b>",
+    is_write=False,
+    is_answered=True,
+    is_exact=True,
+    fields=1.0,
+    has_error_class=True,
+    is_error=False,
+    shows_state=False,
+)
+CALLS = [
+    LOOK_UP,
+    dataclasses.replace(LOOK_UP, task="2", is_exact=False, fields=0.5, shows_state=True),
+    dataclasses.replace(LOOK_UP, task="3", is_answered=False, is_exact=False, fields=0.0),
+    dataclasses.replace(
+        LOOK_UP, task="4", tool="lend", is_write=True, is_error=True, has_error_class=False, is_exact=False
+    ),
+]
+
+
+def test_shares_are_of_answered_calls_and_errors_and_states_of_their_own() -> None:
+    rows = {row.tool: row for row in tool_agreements(CALLS)}
+    assert list(rows) == ["get <b>", "lend", "all reads", "all writes"]
+    reads = rows["all reads"]
+    assert (reads.coverage.count, round(reads.coverage.share, 3)) == (3, 0.667)
+    assert (reads.exact.count, reads.exact.share, reads.fields.share, reads.error_class.share) == (2, 0.5, 0.75, 1.0)
+    assert (reads.states.count, reads.states.share, reads.errors.count) == (1, 0.0, 0)
+    assert (rows["lend"].is_write, rows["lend"].errors.count, rows["lend"].errors.share) == (True, 1, 0.0)
+    line = agreement_lines([rows["lend"]])[0]
+    assert line.startswith("lend (writes): 1 of 1 calls answered, exact 0 % [")
+
+
+def test_json_is_read_back_and_the_report_shows_every_tool() -> None:
+    world = WorldFigures("d" * 64, 12, {HELD_OUT_CALLS: tool_agreements(CALLS)})
+    assert read_agreement(json.loads(json.dumps(agreement_json(world.agreement)))) == world.agreement
+    figures = CycleFigures("c", "acme", "bundled", 0, world=world)
+    page = render(figures, {})
+    assert "made of 12 conversations" in page
+    assert "get &lt;b&gt;" in page
+    assert "get <b>" not in page
+    assert as_json(figures)["world"] == {"digest": "d" * 64, "conversations": 12} | agreement_json(world.agreement)
+    assert "World of acme: all reads of held out conversations: 2 of 3 answered" in str(
+        summary_table(figures).renderables[0]
+    )
+    assert "The world" not in render(dataclasses.replace(figures, world=None), {})
