@@ -15,7 +15,7 @@ from traced.evaluation.world_agreement import (
     tool_agreements,
 )
 
-LOOK_UP = CallAgreement(
+GET_CALL = CallAgreement(
     task="1",
     tool="get <b>",
     is_write=False,
@@ -27,11 +27,11 @@ LOOK_UP = CallAgreement(
     shows_state=False,
 )
 CALLS = [
-    LOOK_UP,
-    dataclasses.replace(LOOK_UP, task="2", is_exact=False, fields=0.5, shows_state=True),
-    dataclasses.replace(LOOK_UP, task="3", is_answered=False, is_exact=False, fields=0.0),
+    GET_CALL,
+    dataclasses.replace(GET_CALL, task="2", is_exact=False, fields=0.5, shows_state=True),
+    dataclasses.replace(GET_CALL, task="3", is_answered=False, is_exact=False, fields=0.0),
     dataclasses.replace(
-        LOOK_UP, task="4", tool="lend", is_write=True, is_error=True, has_error_class=False, is_exact=False
+        GET_CALL, task="4", tool="lend", is_write=True, is_error=True, has_error_class=False, is_exact=False
     ),
 ]
 
