@@ -7,7 +7,7 @@ answers tool calls from a fresh state after each reset. The same conversations g
 import inspect
 import json
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 from agents.tool_schemas import merged_tools
@@ -36,8 +36,12 @@ _STYLES = [[", ", ": ", True], [",", ":", False], [", ", ": ", False], [",", ":"
 Data = dict[str, Any]
 
 
-def world_data(transcripts: Sequence[Transcript], tasks: Sequence[str]) -> Data:
-    """Return the data of a world (``runtime.World``) from conversations, each with the name of its task."""
+def world_data(transcripts: Sequence[Transcript], tasks: Sequence[str], unstable: Collection[str] = ()) -> Data:
+    """Return the data of a world (``runtime.World``) from conversations, each with the name of its task.
+
+    Args:
+        unstable: Reads that are no look-ups, beside those that these conversations show to be none.
+    """
     recorded_conversations = conversations(transcripts, tasks)
     calls: dict[str, list[AnsweredCall]] = defaultdict(list)
     for conversation in recorded_conversations:
@@ -57,6 +61,7 @@ def world_data(transcripts: Sequence[Transcript], tasks: Sequence[str]) -> Data:
         "styles": {tool: style for tool in sorted(calls) if (style := _style(calls[tool]))},
     }
     data["links"] = _links(writes, reads, calls)
+    data["unstable"] = sorted(unstable)
     data["calls"] = _histories(recorded_conversations, data)
     data["derived"], data["indexes"] = _derived(data, reads), _indexes(data, reads)
     data["errors"], unexplained = {}, {}
@@ -104,12 +109,12 @@ def _histories(recorded_conversations: Sequence[Conversation], data: Data) -> Da
             tasks[call.tool, call.key, history][call.text, call.failed].add(conversation.task)
             if is_write and not call.failed:
                 world.append(call.tool, call.arguments, call.value)
-    unstable = _unstable(tasks, data)
+    data["unstable"] = sorted({*data["unstable"], *_unstable(tasks, data)})
     calls: Data = {}
     for (tool, key, history), answers in sorted(tasks.items()):
         tool_calls = calls.setdefault(tool, {})
         (text, failed), supporters = max(answers.items(), key=lambda item: (len(item[1]), item[0]))
-        if tool not in unstable and 2 * len(supporters) > sum(map(len, answers.values())):
+        if tool not in data["unstable"] and 2 * len(supporters) > sum(map(len, answers.values())):
             tool_calls.setdefault(key, []).append([history, text, failed])
     return calls
 

@@ -89,6 +89,8 @@ class Thresholds:
     # A tool whose replayed answers agree less often than this, with the whole interval, refuses its world.
     world_exact: float = 0.9
     world_error_class: float = 0.8
+    # Answered calls of a tool without which its agreement is not judged.
+    world_calls: int = 5
     spread_groups: int = 16
     spread_rollouts: int = 16
     # Bounds of the base model's mean reward, from TRACE's calibration.

@@ -62,7 +62,7 @@ def world_of(source_code: str) -> str | None:
 def world(digest: str, replay: WorldReplay, tools: set[str], thresholds: Thresholds) -> Verdict:
     """Check the world of an environment: the target's, and no tool's agreement lies below its bound with its interval.
 
-    A tool of whose calls none was answered is not judged: the evidence names it.
+    A tool of which too few calls were answered is not judged: the evidence names it.
 
     Args:
         tools: The tools of the environment.
@@ -74,9 +74,9 @@ def world(digest: str, replay: WorldReplay, tools: set[str], thresholds: Thresho
             ("exact", row.exact, None if row.is_write else thresholds.world_exact),
             ("error class", row.error_class, thresholds.world_error_class),
         ):
-            if bound is not None and share.count and share.high < bound:
+            if bound is not None and share.count >= thresholds.world_calls and share.high < bound:
                 disagreeing.append(f"{row.tool}, {row.calls} calls: {measure} {_text(share)}")
-    judged_tools = {row.tool for row in rows if row.exact.count}
+    judged_tools = {row.tool for row in rows if row.exact.count >= thresholds.world_calls}
     evidence: dict[str, object] = {
         "world": digest,
         "target_world": replay.digest,

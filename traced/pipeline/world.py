@@ -18,7 +18,7 @@ from agents.transcript import Transcript, transcript
 from agents.world.agreement import CallAgreement, compare
 from agents.world.calls import Conversation, conversations
 from agents.world.errors import error_class
-from agents.world.reconstruction import world_data, world_source
+from agents.world.reconstruction import read_data, world_data, world_source
 from agents.world.tool_roles import write_tools
 from sandbox.world_replay import replay_conversations
 from store.records import StageState
@@ -115,11 +115,12 @@ async def prove_world(context: Context) -> WorldFigures:
         target_tools = _target_tools(used, held_out)
         calls = {HELD_OUT_CALLS: await _replay(context, world.source_code, held_out, target_tools)}
         stage.advance()
+        unstable = read_data(world.source_code)["unstable"]
         left_out: list[CallAgreement] = []
         for fold in _folds(used):
             rest = [item for item in used if item not in fold]
             if fold and rest:
-                source_code = await asyncio.to_thread(_source, rest)
+                source_code = await asyncio.to_thread(_source, rest, unstable)
                 left_out += await _replay(context, source_code, fold, target_tools)
             stage.advance()
         calls[LEFT_OUT_CALLS] = left_out
@@ -176,12 +177,12 @@ def _fitting_source(context: Context, items: Sequence[TaskTranscript]) -> tuple[
     return "", []
 
 
-def _data(items: Sequence[TaskTranscript]) -> dict[str, Any]:
-    return world_data([item.transcript for item in items], [item.task for item in items])
+def _data(items: Sequence[TaskTranscript], unstable: Sequence[str] = ()) -> dict[str, Any]:
+    return world_data([item.transcript for item in items], [item.task for item in items], unstable)
 
 
-def _source(items: Sequence[TaskTranscript]) -> str:
-    return world_source(_data(items))
+def _source(items: Sequence[TaskTranscript], unstable: Sequence[str]) -> str:
+    return world_source(_data(items, unstable))
 
 
 def _folds(items: Sequence[TaskTranscript]) -> list[list[TaskTranscript]]:

@@ -8,7 +8,7 @@ from sandbox.admission.world import MeasuredShare, ToolReplay, WorldReplay, worl
 GOOD, LOW, SINGLE, EMPTY = (
     MeasuredShare(20, 1.0, 0.84, 1.0),
     MeasuredShare(20, 0.5, 0.3, 0.7),
-    MeasuredShare(1, 0.0, 0.0, 0.95),
+    MeasuredShare(4, 0.0, 0.0, 0.49),
     MeasuredShare(0, 0.0, 0.0, 1.0),
 )
 TOOLS = {"get", "lend", "search"}
@@ -41,6 +41,8 @@ def test_a_tool_is_refused_only_where_its_whole_interval_lies_below_the_bound() 
     assert not passed
     assert evidence["disagreeing"] == ["get, held out calls: exact 0.50 [0.30, 0.70] of 20"]
     assert world("d1", replay(dataclasses.replace(tool, exact=SINGLE)), TOOLS, Thresholds())[0]
+    wide = MeasuredShare(6, 0.67, 0.3, 0.91)
+    assert world("d1", replay(dataclasses.replace(tool, exact=wide)), TOOLS, Thresholds())[0]
     # A write may answer otherwise, such as with a new number, but errors have to be the target's.
     assert world("d1", replay(dataclasses.replace(tool, is_write=True)), TOOLS, Thresholds())[0]
     wrong_errors = ToolReplay("lend", True, "left out", GOOD, LOW)

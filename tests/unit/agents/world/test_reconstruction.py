@@ -93,6 +93,7 @@ def test_a_tool_that_answers_tasks_differently_is_no_look_up() -> None:
 
     calls = [("clock", {"zone": "UTC"}), ("get_book", {"book_id": "b1"})]
     world = world_of([*library_conversations(), *(conversation(Session, 30 + n, calls) for n in range(4))])
+    assert world.data["unstable"] == ["clock"]
     assert world.call("clock", {"zone": "UTC"}) == NOT_RECORDED
     assert world.call("get_book", {"book_id": "b1"}) == Library().call("get_book", {"book_id": "b1"})
 
