@@ -8,8 +8,8 @@ user's turn out. ``traced`` gets them as a file (``target.kind = "recorded"``) w
 runs ``import``, ``analyze``, ``synthesize`` and ``admit`` without any model. The agent has the tools of all eight APIs.
 
 Aim: the capability that the deficit is about, ``LEFT_OUT``, is retained, and its environment is admitted. Exit code 1
-when it is missed. What else is retained is a figure: a left-out call may have been a look-up. The bundled model cannot play
-these tasks, so the bounds of admission on its rewards are open (``SETTINGS``).
+when it is missed. What else is retained is a figure: a left-out call may have been a look-up. The bundled model cannot
+play these tasks, so the bounds of admission on its rewards are open (``SETTINGS``).
 """
 
 import argparse
