@@ -17,6 +17,7 @@ from benchmarks.agents import variants
 from tests.acceptance.conftest import CommandResult, Traced
 from tests.scripted_analyst import ANSWERING, VERIFICATION, ScriptedQuestion, Thinking, labelled_cell
 from tests.scripted_model import Refusal, Scripted, ScriptedReply, scripted_server
+from traced.targets.conversation_target import HELD_OUT, TRAIN, ConversationTarget
 
 CANARY = "canary-in-the-ground-truth"
 RUNS = 2
@@ -187,3 +188,35 @@ def test_a_model_that_will_not_do_it_is_named_with_what_to_do(traced: Traced, tm
     nobody = traced("analyze", "--analyst", "llm", "--json")
     assert nobody.code in (1, 2)
     assert "llm" in nobody.json["error"]["message"] + nobody.json["error"]["hint"]
+
+
+def test_no_prompt_has_a_conversation_that_is_held_out(traced: Traced, tmp_path: Path) -> None:
+    records = [record for record in json.loads(variants(tmp_path / "all.json").read_text()) if record["trial"] < 12]
+    tasks = {record["task_id"] for record in records}
+    targets = (ConversationTarget(f"acme-{number}", 0.25) for number in range(1000))
+    acme = next(target for target in targets if all(target.split(str(task)) == TRAIN for task in tasks))
+    held_out_task = next(number for number in range(1000, 2000) if acme.split(str(number)) == HELD_OUT)
+    held_out = [
+        {**record, "task_id": held_out_task, "traj": [planted(message) for message in record["traj"]]}
+        for record in records
+    ]
+    (tmp_path / "records.json").write_text(json.dumps(records + held_out))
+    # The script's labels have no contrast: whatever it names is retained.
+    bounds = [f"analysis.{name}=0" for name in ("delta", "rho", "consistency", "min_agreement")]
+    pairs = [f"target.name={acme.name}", "target.kind=recorded", *bounds]
+    target = [word for pair in pairs for word in ("--set", pair)]
+    assert traced("import", tmp_path / "records.json", *target, "--json").json["added"] == 2 * len(records)
+    with scripted_server(Thinking(), canaries=[CANARY]) as server:
+        result = analyze(traced, server, "--analyst", "llm", "--json", *target)
+        assert result.code == 0, result.err
+        request_count = len(server.requests)
+        server.script = lambda body, nth: "```python\nclass Environment:\n    pass\n```"
+        options = ("--set", "analysis.analyst=llm", "--set", "synthesis.starts=1", "--set", "synthesis.repairs=0")
+        capability = next(row["capability"] for row in result.json["capabilities"] if row["retained"])
+        command = ("synthesize", capability, "--synthesizer", "llm", *target, *options, *settings(server, RUNS))
+        synthesized = traced(*command)
+        assert len(server.requests) > request_count > 0, synthesized.err
+
+
+def planted(message: dict[str, Any]) -> dict[str, Any]:
+    return {**message, "content": f"{message.get('content') or ''} {CANARY}"}

@@ -239,6 +239,21 @@ def check_records(settings: Settings) -> Finding:
     return Finding("records", True, "no losses that nobody has acknowledged")
 
 
+def check_redaction(settings: Settings) -> Finding:
+    """Say whether texts of a target that has recorded conversations only are redacted before they are stored."""
+    serving = settings.serving
+    if serving.redact or serving.redact_fields:
+        counts = f"{len(serving.redact)} patterns, {len(serving.redact_fields)} fields"
+        return Finding("personal data", True, f"redacted before anything is stored: {counts}")
+    if settings.target.kind != "recorded" and not serving.targets:
+        return Finding("personal data", True, "nothing is redacted; no target has recorded conversations only")
+    warning = (
+        "conversations are stored, analysed and shown to language models as they are; serving.redact (patterns) and "
+        "serving.redact_fields remove names, addresses and the like from later ones (names of customers are hashed)"
+    )
+    return Finding("personal data", True, "nothing is redacted", warning=warning)
+
+
 def check_adapters_root(settings: Settings) -> Finding:
     """Check that the object store of the adapters can be written and read, if there is one."""
     from traced.registry.adapter_store import AdapterStore, is_url  # imports SQLAlchemy, as in ``check_store``
@@ -269,6 +284,7 @@ CHECKS: tuple[Callable[[Settings], Finding], ...] = (
     check_model,
     check_language_model,
     check_records,
+    check_redaction,
 )
 
 

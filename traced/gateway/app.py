@@ -19,7 +19,7 @@ import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from http import HTTPStatus
@@ -139,6 +139,7 @@ class Gateway:
         key_id = key.id if key else ""
         history = history_of(messages, key_id)
         names = request_names(request.headers, body, key_id, self.customers)
+        names = replace(names, conversation=self.redactor.name(names.conversation))
         conversation = await self.conversations.find(names, history, key_id)
         record = partial(self._finish, conversation, history, target)
         settle = partial(self._settle, conversation, request[REQUEST_ID])

@@ -99,9 +99,10 @@ class FeedbackReceiver:
         """Return the ids under which the conversation that a key calls ``name`` may be stored."""
         # A name that was copied from the store has the prefix of the key already.
         conversation_id = qualified_id(client_name(name, key_id), key_id)
-        # Of a conversation received as spans, the part after the prefix is redacted.
+        # The names of clients are redacted; of a conversation received as spans, the part after the prefix is.
         prefix, separator, span_name = conversation_id.partition(OTLP_PREFIX)
-        return [conversation_id, prefix + separator + self.redactor.name(span_name)]
+        redacted_id = qualified_id(self.redactor.name(client_name(name, key_id)), key_id)
+        return [conversation_id, redacted_id, prefix + separator + self.redactor.name(span_name)]
 
 
 def _validated(body: dict[str, object], at: datetime) -> Feedback:

@@ -125,3 +125,23 @@ async def test_the_name_of_a_customer_is_stored_nowhere(tmp_path: Path) -> None:
     files = [path for path in tmp_path.rglob("*") if path.is_file()]
     assert any(path.name == "damaged-otlp.jsonl" for path in files)
     assert not [path for path in files if CUSTOMER.encode() in path.read_bytes()]
+
+
+async def test_the_name_of_a_conversation_is_redacted(tmp_path: Path) -> None:
+    async def check(gateway: RunningGateway) -> None:
+        names = {name: f"{name}@example.org" for name in ("ada", "bob")}
+        answers = {
+            name: await gateway.ask("base", headers={"X-Traced-Conversation": address})
+            for name, address in names.items()
+        }
+        headers = {name: answer.headers["X-Traced-Conversation"] for name, answer in answers.items()}
+        assert len({*headers.values(), *names.values()}) == 4
+        # Under the client's own name, and under the one that the router has given back.
+        for name in (names["ada"], headers["ada"]):
+            answer = await gateway.http.post("/v1/feedback", json={"conversation_id": name, "score": 1})
+            assert (answer.status_code, answer.json()["conversation_id"]) == (200, headers["ada"])
+        await eventually_async(lambda: sources(gateway).keys() == set(headers.values()))
+
+    async with running_gateway(tmp_path, settings=SETTINGS | {"serving.redact": [r"[a-z]+@example\.org"]}) as gateway:
+        await check(gateway)
+    assert not [path for path in tmp_path.rglob("*") if path.is_file() and b"@example.org" in path.read_bytes()]

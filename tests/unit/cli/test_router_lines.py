@@ -89,7 +89,8 @@ def test_what_a_person_reads(tmp_path: Path) -> None:
         failures={429: 3, 502: 1},
         by_default={"routing failed: \x1b[31m": 5},
         unsettled=7,
-        outcomes={"success": 3},
+        outcomes={"failure": 2, "success": 3},
+        by_target={"billing": {"failure": 2}, "desk": {"success": 3}},
         feedback={"label bad": 1},
         partial=True,
     )
@@ -106,7 +107,8 @@ def test_what_a_person_reads(tmp_path: Path) -> None:
         "Failed requests of the last day: 3 with status 429, 1 with status 502",
         'Served by the base model by default in the last day: 5, reason "routing failed: \\u001b[31m"',
         "Feedback of the last day: 1 label bad",
-        "Production trajectories: 3 success",
+        "Production trajectories of billing: 2 failure",
+        "Production trajectories of desk: 3 success",
         "Exchanges of open conversations: 7",
     ]
     assert lines[-2].startswith("Conversations not stored yet: 1 files, the oldest is ")
@@ -124,7 +126,8 @@ def test_a_conversation_in_full() -> None:
         Exchange("e2", "c-1", T0, "base", 502, 1.5, detail="the engine \x07broke off"),
     ]
     feedback = [Feedback("c-1", T0, "r-1", 0.25, "bad", "no\x1b[2J", "Ada"), Feedback("c-1", T0, label="good")]
-    trajectories = [trajectory("router-1", cycle_id=None, model="dates@v1")]
+    row = trajectory("router-1", cycle_id=None, model="dates@v1", customer="customer-1", started_at=T0)
+    trajectories = [row]
     assert list(conversation_lines(Conversation("c-1", route, exchanges, feedback, trajectories))) == [
         "conversation c-1",
         "decision     dates@v1, 2026-03-14 09:26:53 UTC, in 12.3 ms",
@@ -135,6 +138,7 @@ def test_a_conversation_in_full() -> None:
         'feedback     2026-03-14 09:26:53 UTC: score 0.25, by "Ada", on "r-1", label "bad", comment "no\\u001b[2J"',
         'feedback     2026-03-14 09:26:53 UTC: label "good"',
         "trajectory   router-1: dates@v1, failure, reward 0.25, 3 messages",
+        "             of desk, train, customer-1, began 2026-03-14 09:26:53 UTC",
     ]
     odd = [Exchange("e3", "c-1", T0, "gpt\x1b[31m", 200, 0.5), *exchanges[1:]]
     hostile_lines = conversation_lines(

@@ -88,7 +88,7 @@ def _trajectory(job: ImportJob, record: Record) -> Trajectory:
     return trajectory(
         SOURCE,
         job,
-        task_id=job.clean(task or name or opening_id(redacted, "")),
+        task_id=job.redactor.name(task or name or opening_id(redacted, "")),
         customer=_customer(job, value, request),
         started_at=next((time for time in times if time is not None), None),
         is_shared_task=bool(task),
