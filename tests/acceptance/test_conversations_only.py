@@ -55,14 +55,14 @@ def conversations(data_dir: Path, file: Path) -> None:
     shop = ConversationTarget("shop", float(str(SETTINGS["target.held_out"])))
     held_out_ids = [name for number in range(5000) if shop.split(name := f"later {number}") == HELD_OUT]
     held_out = [
-        {**record, "id": name, "messages": [marked(message) for message in record["messages"]]}
+        {**record, "id": name, "messages": [with_marker(message) for message in record["messages"]]}
         for record, name in zip(records, held_out_ids, strict=False)
     ]
     assert len(held_out) > EPISODES / 4
     file.write_text("\n".join(map(json.dumps, [*records, *held_out])))
 
 
-def marked(message: dict[str, Any]) -> dict[str, Any]:
+def with_marker(message: dict[str, Any]) -> dict[str, Any]:
     calls = [
         {**call, "function": {**call["function"], "arguments": json.dumps({"id": MARKER})}}
         for call in message.get("tool_calls") or ()

@@ -197,7 +197,7 @@ def test_no_prompt_has_a_conversation_that_is_held_out(traced: Traced, tmp_path:
     acme = next(target for target in targets if all(target.split(str(task)) == TRAIN for task in tasks))
     held_out_task = next(number for number in range(1000, 2000) if acme.split(str(number)) == HELD_OUT)
     held_out = [
-        {**record, "task_id": held_out_task, "traj": [planted(message) for message in record["traj"]]}
+        {**record, "task_id": held_out_task, "traj": [with_canary(message) for message in record["traj"]]}
         for record in records
     ]
     (tmp_path / "records.json").write_text(json.dumps(records + held_out))
@@ -218,5 +218,5 @@ def test_no_prompt_has_a_conversation_that_is_held_out(traced: Traced, tmp_path:
         assert len(server.requests) > request_count > 0, synthesized.err
 
 
-def planted(message: dict[str, Any]) -> dict[str, Any]:
+def with_canary(message: dict[str, Any]) -> dict[str, Any]:
     return {**message, "content": f"{message.get('content') or ''} {CANARY}"}

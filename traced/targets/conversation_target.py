@@ -83,9 +83,10 @@ class ConversationTargets:
     def configured(self, name: str) -> ConversationTarget:
         """Do the same as ``get``, and raise ``ConfigError`` for a name that is not in the settings."""
         if name and name not in self.names:
+            further = ", ".join(f'"{further_name}"' for further_name in (*self.further, name))
             raise ConfigError(
                 f"the target {name!r} is unknown; known: {', '.join(self.names)}",
-                hint=f'[serving] targets = ["{name}"] makes it one with recorded conversations only',
+                hint=f"[serving] targets = [{further}] makes it one with recorded conversations only",
             )
         return self.get(name)
 

@@ -7,17 +7,17 @@ import pytest
 from traced.cli.setup import check_redaction
 from traced.config.settings import load_settings
 
-RECORDED = {"target.name": "acme", "target.kind": "recorded"}
+ACME = {"target.name": "acme", "target.kind": "recorded"}
 
 
 @pytest.mark.parametrize(
     ("overrides", "is_warned"),
     [
         ({}, False),
-        (RECORDED, True),
+        (ACME, True),
         ({"serving.targets": ["acme"]}, True),
-        (RECORDED | {"serving.redact": ["[0-9]{16}"]}, False),
-        (RECORDED | {"serving.redact_fields": ["email"]}, False),
+        (ACME | {"serving.redact": ["[0-9]{16}"]}, False),
+        (ACME | {"serving.redact_fields": ["email"]}, False),
     ],
 )
 def test_conversations_without_redaction_are_named(
