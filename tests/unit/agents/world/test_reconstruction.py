@@ -7,7 +7,7 @@ import pytest
 
 from agents.transcript import Transcript
 from agents.world.reconstruction import world_data, world_source
-from agents.world.runtime import NOT_RECORDED, World
+from agents.world.runtime import NOT_RECORDED, World, is_linked
 from tests.unit.agents.world.targets import (
     Library,
     Warehouse,
@@ -138,3 +138,33 @@ def test_the_file_answers_as_the_data_do_and_the_same_conversations_give_the_sam
             (answer,) = environment.step({"role": "assistant", "tool_calls": [{"id": "x", "function": function}]})
         assert answer["tool_call_id"] == "x"
         assert json.loads(answer["content"])["loans"] == ["b3"]
+
+
+def test_an_answer_after_another_write_is_not_taken_for_one_before_it(library: World) -> None:
+    # Recorded only after m2 had lent the book, which failed.
+    assert library.call("lend", {"book": "b2", "member": "m0"}) == '{"ok": true}'
+
+
+def test_where_tasks_disagree_without_a_majority_there_is_no_answer() -> None:
+    class Other(Library):
+        def __init__(self) -> None:
+            super().__init__()
+            self.books["b0"]["title"] = "Another volume"
+
+    reads = [("get_book", {"book_id": f"b{n}"}) for n in range(9)]
+    reads += [("get_book", {"book_id": f"c{n}"}) for n in range(5)]
+    world = world_of([conversation(Library, 1, reads), conversation(Other, 2, reads)])
+    assert world.call("get_book", {"book_id": "b0"}) == NOT_RECORDED
+    assert world.call("get_book", {"book_id": "b1"}) == Library().call("get_book", {"book_id": "b1"})
+
+
+def test_a_write_repeated_after_reads_does_not_make_the_reads_writes() -> None:
+    calls = [[*loan(f"b{n}", f"m{n}"), ("lend", {"book": f"b{n}", "member": f"m{n}"})] for n in range(3)]
+    world = world_of([conversation(Library, n, entry) for n, entry in enumerate(calls)])
+    assert set(world.data["writes"]) == {"lend"}
+
+
+def test_a_write_may_change_a_read_only_if_it_names_all_that_the_read_asks_for() -> None:
+    assert is_linked({"from": "A", "to": "B"}, {"A", "B", "C"})
+    assert not is_linked({"from": "A", "to": "B"}, {"A", "C"})
+    assert not is_linked({}, {"A"})
