@@ -158,21 +158,21 @@ def synthesize(
         transcripts(sorted_trajectories),
         {transcript.trajectory_id for transcript in [*sources.exemplary, *sources.controls]},
     )
-    templates, rejections = _extract_all(sources.exemplary, corpus)
+    templates, rejections = extract_all(sources.exemplary, corpus)
     if len(templates) < MINIMUM_TEMPLATES:
-        templates += _extract_all(sources.lucky, corpus)[0]
+        templates += extract_all(sources.lucky, corpus)[0]
     reads_first = _needs_reads(capability)
     if reads_first:
-        templates += counterfactual_templates(templates, _extract_all(sources.unread, corpus)[0], corpus, rng)
+        templates += counterfactual_templates(templates, extract_all(sources.unread, corpus)[0], corpus, rng)
     compounds = _compose(templates, sources, corpus, rng)
     controls = _controls(sources, templates, corpus)
-    common = _common(capability, corpus)
+    common = common_data(capability.name, corpus)
     drafts = [
         {**template, "control": False, "reads_first": reads_first or template["handoff"]}
         for template in [*templates, *compounds]
     ]
     drafts += [{**template, "control": True, "reads_first": template["handoff"]} for template in controls]
-    selection = _fill(drafts, corpus, Frame(common, target_world), rejections, rng)
+    selection = fill(drafts, corpus, Frame(common, target_world), rejections, rng)
     if sum(not template["control"] for template in selection) < MINIMUM_TEMPLATES:
         raise SynthesisError(_too_few(capability, sources, selection, rejections))
     openings = [
@@ -183,7 +183,7 @@ def synthesize(
         {"kind": row.kind, "weight": round(row.weight, 6), "templates": row.templates}
         for row in strata(selection, openings, balanced=reads_first)
     ]
-    return environment_source(_numbered({**common, "strata": rows, "templates": selection}), target_world)
+    return environment_source(numbered({**common, "strata": rows, "templates": selection}), target_world)
 
 
 def majority(labels: Iterable[Label], capability: str) -> dict[str, Verdict]:
@@ -202,7 +202,7 @@ def majority(labels: Iterable[Label], capability: str) -> dict[str, Verdict]:
 def is_solvable(template: Template, common: Mapping[str, object], world: World | None = None) -> bool:
     """Return whether, on every probe seed, the recorded solution reaches reward 1 and doing nothing at most 0.2."""
     single = {**common, "strata": [{"kind": "", "weight": 1.0, "templates": [0]}], "templates": [template]}
-    environment = TemplateEnvironment(_numbered(single), world)
+    environment = TemplateEnvironment(numbered(single), world)
     for seed in range(_PROBE_SEEDS):
         environment.reset(seed)
         if environment.score().reward > 0.2:
@@ -239,7 +239,7 @@ def _sources(trajectories: Sequence[Trajectory], labels: Sequence[Label], capabi
     )
 
 
-def _fill(
+def fill(
     drafts: list[Template], corpus: Corpus, frame: Frame, rejections: Counter[str], rng: random.Random
 ) -> list[Template]:
     """Return generalised, solvable templates of every kind in turn, until ``MAX_TEMPLATE_BYTES`` is used up.
@@ -264,7 +264,8 @@ def _fill(
     return selection
 
 
-def _extract_all(sources: Iterable[Transcript], corpus: Corpus) -> tuple[list[Template], Counter[str]]:
+def extract_all(sources: Iterable[Transcript], corpus: Corpus) -> tuple[list[Template], Counter[str]]:
+    """Return the templates of conversations, and the number of those that give none, by reason."""
     templates: list[Template] = []
     rejections: Counter[str] = Counter()
     for source in sources:
@@ -285,7 +286,7 @@ def _compose(templates: list[Template], sources: _Sources, corpus: Corpus, rng: 
         return []
     singles = [
         template
-        for template in _extract_all(sources.controls, corpus)[0]
+        for template in extract_all(sources.controls, corpus)[0]
         if not is_compound(template["opening"][0], style.phrases)
     ]
     compounds = []
@@ -300,7 +301,7 @@ def _controls(sources: _Sources, templates: list[Template], corpus: Corpus) -> l
     """Return templates of successes that did not need the capability but wrote with tools usual where it is needed."""
     used = Counter(tool for template in templates for tool in _write_tools(template))
     usual = {tool for tool, count in used.items() if count >= _USUAL_SHARE * len(templates)}
-    candidates = _extract_all(sources.controls, corpus)[0]
+    candidates = extract_all(sources.controls, corpus)[0]
     return [template for template in candidates if _write_tools(template) and _write_tools(template) <= usual][
         :_MAX_CONTROLS
     ]
@@ -315,10 +316,10 @@ def _needs_reads(capability: Capability) -> bool:
     return any(word in capability.name for word in ("verif", "precondition"))
 
 
-def _common(capability: Capability, corpus: Corpus) -> dict[str, object]:
+def common_data(capability: str, corpus: Corpus) -> dict[str, object]:
     """Return the data of an environment except its templates and strata."""
     return {
-        "capability": capability.name,
+        "capability": capability,
         "tools": corpus.tools,
         "writes": sorted(corpus.writes),
         "free_text": corpus.free_text,
@@ -334,7 +335,7 @@ def _common(capability: Capability, corpus: Corpus) -> dict[str, object]:
     }
 
 
-def _numbered(data: dict[str, Any]) -> dict[str, Any]:
+def numbered(data: dict[str, Any]) -> dict[str, Any]:
     """Return the data with each distinct system prompt stored once in ``systems``; templates hold its position."""
     systems = list(dict.fromkeys(template["system"] for template in data["templates"]))
     templates = [{**t, "system": systems.index(t["system"])} for t in data["templates"]]

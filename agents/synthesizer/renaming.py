@@ -141,13 +141,19 @@ def _new_numbers(group: Data, pool: list[str], rng: random.Random) -> dict[str, 
     return {}
 
 
+def template_of(data: Data, seed: int) -> tuple[int, random.Random]:
+    """The position of the template that a seed plays, and the generator of all that the seed draws after it."""
+    rng = random.Random(f"{data['capability']}:{seed}")
+    stratum = rng.choices(data["strata"], weights=[s["weight"] for s in data["strata"]])[0]
+    return rng.choice(stratum["templates"]), rng
+
+
 class Scenario:
     """A template made concrete by a seed: texts, the recorded steps, and what counts as right."""
 
     def __init__(self, data: Data, seed: int) -> None:
-        rng = random.Random(f"{data['capability']}:{seed}")
-        stratum = rng.choices(data["strata"], weights=[s["weight"] for s in data["strata"]])[0]
-        template = data["templates"][rng.choice(stratum["templates"])]
+        position, rng = template_of(data, seed)
+        template = data["templates"][position]
         names = self.names = Renaming(template, data, rng)
         self.system = names.text(data["systems"][template["system"]])
         self.opening = [names.text(text) for text in template["opening"]]

@@ -9,6 +9,7 @@ from typing import Any
 from store.database import open_store, read_session, sqlite_url
 from store.repositories.trajectories import TrajectoryFilter, list_trajectories
 from tests.acceptance.conftest import CommandResult, Traced
+from traced.pipeline.held_out_replay import STAGE
 from traced.targets.conversation_target import HELD_OUT, ConversationTarget
 
 MARKER = "Quellmarke"  # in held-out conversations only
@@ -75,14 +76,22 @@ def with_marker(message: dict[str, Any]) -> dict[str, Any]:
 
 
 def places_of_marker(data_dir: Path) -> set[str]:
-    """Return the files of the data directory, and the tables and splits of its store, that have the marker."""
+    """Return the files of the data directory, and the tables and splits of its store, that have the marker.
+
+    The replay of the held-out conversations, which only a gate plays, is left out.
+    """
     places = set()
     with closing(sqlite3.connect(data_dir / "traced.db")) as database:
+        details = database.execute("SELECT detail FROM stage_events WHERE stage = ? AND state = 'finished'", (STAGE,))
+        ((detail,),) = details.fetchall()
+        replay = json.loads(detail)["digest"]
         for (table,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall():
             rows = database.execute(f"SELECT * FROM {table}")
             split = [column[0] for column in rows.description].index("split") if table == "trajectories" else None
             places |= {
-                f"{table} {row[split]}" if split is not None else table for row in rows.fetchall() if MARKER in str(row)
+                f"{table} {row[split]}" if split is not None else table
+                for row in rows.fetchall()
+                if MARKER in str(row) and replay not in row[:1]
             }
     files = [path for path in data_dir.rglob("*") if path.is_file() and not path.name.startswith("traced.db")]
     return places | {str(path) for path in files if MARKER.encode() in path.read_bytes()}

@@ -3,6 +3,7 @@
     environment  the capability's own environment: the low bound must exceed ``environment_margin``
     target       the target's gate split: the low bound must exceed ``target_margin`` (0: an improvement)
     regression   target tasks in which neither model exercised the capability: no loss beyond a margin
+    replay       instead of the last two where no task can be played: held-out conversations, no loss beyond a margin
 
 A comparison passes (low bound above the requirement), fails (high bound below it) or is inconclusive. The gate passes
 if all comparisons pass and fails if one fails. An inconclusive gate gets further rounds of episodes for its open
@@ -13,7 +14,8 @@ regression tasks is the smallest loss that they can rule out (``detectable``), b
 ``largest_regression_margin``. A comparison that can show too little is untested after the last round, unless it has
 passed or failed: regression tasks that cannot rule out the largest margin, and a target whose list of tasks cannot
 show a gain of ``target_detectable``. The gate does not require it; environment, canary and replay show the rest.
-A target of recorded conversations cannot be played: its gate has the comparison "environment" alone.
+A target of recorded conversations cannot be played: its gate has the environment, and the replay of its held-out
+conversations if there are any.
 
 Error control: alpha = 1 - ``level`` is the chance that a comparison passes at its margin, one-sided and over all looks;
 it is spent by ``traced.evaluation.spending``. Requiring all comparisons needs no further correction (intersection-union
@@ -35,14 +37,14 @@ from traced.core.errors import GateError
 from traced.evaluation.intervals import Pair, PairCounts, compare_counts, count_pairs, few_tasks_value
 from traced.evaluation.spending import equal_looks
 
-ComparisonName = Literal["environment", "target", "regression"]
+ComparisonName = Literal["environment", "target", "regression", "replay"]
 POWER = 0.8  # with which a difference counts as detectable
 # A gate asks for several comparisons at once; a harmless adapter should pass that of the regression tasks.
 REGRESSION_POWER = 0.95
 # A loss that sits in few tasks, in all of their trials, is easily missed, and with it the spread between tasks: at a
 # correlation of 0.9 and 8 trials 66 regression tasks passed at their margin in 7 % of 4,000 simulations, now in 4 %.
 CHANGED_TASKS = 0.25
-NAMES: tuple[ComparisonName, ...] = ("environment", "target", "regression")
+NAMES: tuple[ComparisonName, ...] = ("environment", "target", "regression", "replay")
 
 
 @dataclass(frozen=True)
@@ -55,6 +57,7 @@ class GatePolicy:
         is_list: Whether the target cannot have more tasks.
         base_success: The success rate that is expected of the base, in 0-1.
         plays_target: Whether episodes of the target can be played.
+        replay_tasks: The tasks of held-out conversations that are replayed in every round, if it cannot.
     """
 
     level: float = 0.95
@@ -69,11 +72,14 @@ class GatePolicy:
     is_list: bool = False
     base_success: float = 0.5
     plays_target: bool = True
+    replay_tasks: int = 0
 
     @property
     def names(self) -> tuple[ComparisonName, ...]:
         """Return the comparisons that the gate makes."""
-        return NAMES if self.plays_target else ("environment",)
+        if self.plays_target:
+            return ("environment", "target", "regression")
+        return ("environment", "replay") if self.replay_tasks else ("environment",)
 
     def interval_level(self, round_number: int) -> float:
         """Return the two-sided confidence level of a round's intervals; each of their ends is a one-sided test."""
@@ -114,6 +120,7 @@ class GatePolicy:
             return self.environment_margin
         if name == "target":
             return self.target_margin
+        tasks = self.replay_tasks if name == "replay" else tasks
         smallest = self.detectable(tasks, REGRESSION_POWER) if tasks else 0.0
         return -max(self.regression_margin, min(smallest, self.largest_regression_margin))
 
@@ -124,6 +131,8 @@ class GatePolicy:
         """Return whether a comparison can be expected to have an answer; ``tasks`` as in ``required``."""
         if name == "target":
             return not self.is_list or self.detectable(self.target_tasks) <= self.target_detectable
+        if name == "replay":
+            return self._rules_out_margin(self.replay_tasks)
         return name == "environment" or not tasks or self._rules_out_margin(tasks)
 
 

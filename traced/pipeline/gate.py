@@ -32,6 +32,7 @@ from traced.pipeline.collect import collected_filter
 from traced.pipeline.context import Context, RunningStage
 from traced.pipeline.episodes import BASE, Player, player_episodes, seed_jobs, split_jobs, trials_text
 from traced.pipeline.findings import label_capability
+from traced.pipeline.held_out_replay import HeldOutReplay, find_replay, make_replay, replay_source
 from traced.pipeline.merged_version import capabilities_of
 from traced.pipeline.train import TRAINING_SEEDS
 from traced.rollouts.episodes import EpisodeJob
@@ -43,8 +44,10 @@ GATE_SEEDS = TRAINING_SEEDS[1]  # a synthetic environment's gate seeds begin her
 async def gate(context: Context, adapter: str, minimum_rounds: int = 1) -> GateResult:
     """Return a passed gate result after at least ``minimum_rounds`` rounds; raise ``CapabilityError`` otherwise."""
     capability = adapter.partition("@")[0]
+    replay = await make_replay(context) if context.target.is_recorded else None
     sources = 1 if context.target.is_recorded else 2
     total = 2 * sources * context.settings.gate.seeds * context.settings.gate.trials * minimum_rounds
+    total += 2 * sum(len(replay.jobs(number + 1)) for number in range(minimum_rounds)) if replay else 0
     with context.stage("gate", f"Gate {adapter} ({describe(policy_of(context))[0]})", capability, total) as stage:
         stored_result = stored_gate(context, adapter)
         if stored_result is None or stored_result.rounds < minimum_rounds:
@@ -82,7 +85,7 @@ def _sentence(comparison: PairedDifference) -> str:
 def describe(policy: GatePolicy) -> list[str]:
     """Return what the target's tasks can show: a sentence on the target and one on the regression tasks."""
     if not policy.plays_target:
-        return ["target: recorded conversations cannot be played, so the environment alone is required"]
+        return [_describe_replay(policy)]
     tasks, trials = policy.target_tasks, policy.target_trials
     size = f"target: {tasks} tasks" + (f", {trials} trials each" if trials > 1 else "")
     gain = points(policy.detectable(tasks))
@@ -97,6 +100,16 @@ def describe(policy: GatePolicy) -> list[str]:
     count = policy.tasks_needed(largest, REGRESSION_POWER)
     loss = f"cannot rule out a loss of {100 * largest:.0f} points"
     return [target, f"regression: fewer than {count} tasks {loss} and are not required"]
+
+
+def _describe_replay(policy: GatePolicy) -> str:
+    text = "target: recorded conversations cannot be played"
+    if not policy.replay_tasks:
+        return f"{text}, so the environment alone is required"
+    tasks, loss = f"{policy.replay_tasks} held-out tasks", f"a loss of {100 * -policy.required('replay'):.0f} points"
+    if policy.is_testable("replay"):
+        return f"{text}; replay: {tasks}, {loss} is ruled out"
+    return f"{text}; replay: {tasks} are too few to rule out {loss} and are not required"
 
 
 def gate_temperature(target: Target, settings: Settings) -> float:
@@ -130,6 +143,9 @@ def policy_of(context: Context) -> GatePolicy:
     """Return the gate policy of the settings and of the target's size."""
     settings = context.settings.gate
     tasks, trials = _tasks_and_trials(context.target, settings)
+    replay = find_replay(context) if context.target.is_recorded else None
+    if replay is not None:
+        trials = replay.trials * settings.max_rounds
     with context.read_session() as session:
         outcomes = count_outcomes(session, collected_filter(context))
     completed = outcomes.get(Outcome.SUCCESS, 0) + outcomes.get(Outcome.FAILURE, 0)
@@ -146,6 +162,7 @@ def policy_of(context: Context) -> GatePolicy:
         target_trials=trials if gate_temperature(context.target, context.settings) else 1,
         is_list=_is_replayed(context.target, settings),
         plays_target=not context.target.is_recorded,
+        replay_tasks=len(replay.seeds) if replay else 0,
         base_success=outcomes.get(Outcome.SUCCESS, 0) / completed if completed else GatePolicy.base_success,
     )
 
@@ -166,11 +183,13 @@ async def compare(
     """Return the gate result of ``name`` after at least ``minimum_rounds`` rounds; adapters must be served already."""
     with context.read_session() as session:
         source_code = get_environment(session, sides.environment).source_code
+    replay = find_replay(context) if policy.replay_tasks else None
     async with (
         context.environment_source(source_code) as environment,
         context.target_source() if policy.plays_target else nullcontext() as target,
+        context.environment_source(replay_source(context, replay)) if replay else nullcontext() as replayed,
     ):
-        rounds = _Rounds(context, sides, environment, target, stage)
+        rounds = _Rounds(context, sides, environment, target, stage, replay, replayed)
         try:
             return await run_gate(name, rounds.gather, policy, minimum_rounds)
         except GateError as error:
@@ -218,6 +237,8 @@ class _Rounds:
     environment: EpisodeSource
     target: EpisodeSource | None  # None if it cannot be played
     stage: RunningStage
+    replay: HeldOutReplay | None = None
+    replayed: EpisodeSource | None = None  # the environment of ``replay``
     pairs: dict[str, list[Pair]] = field(default_factory=dict)
     exercising: set[str] = field(default_factory=set)  # tasks that are no regression tasks
 
@@ -227,6 +248,9 @@ class _Rounds:
         if "environment" in names:
             sides = await self._run_sides(self.environment, self._environment_jobs(round_number))
             pairs_by_comparison["environment"] = self._add("environment", pair(*sides))
+        if self.replay is not None and self.replayed is not None and "replay" in names:
+            sides = await self._run_sides(self.replayed, self.replay.jobs(round_number))
+            pairs_by_comparison["replay"] = self._add("replay", pair(*sides))
         if self.target is not None and ("target" in names or "regression" in names):
             sides = await self._run_sides(
                 self.target, round_jobs(self.context.target, round_number, self.context.settings.gate)

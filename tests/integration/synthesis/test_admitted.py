@@ -48,7 +48,7 @@ FLAWED = {case.expected: case.source for case in CLOSEST} | {
     "effects": SOUND.replace("self.turn += 1", LOUD, 1).replace("import random", "import random\nimport re", 1),
     "spread": SOUND,  # the base model cannot solve it
 }
-IN_TURN = {name: FLAWED[name] for name in CHECK_NAMES}
+IN_TURN = {name: FLAWED[name] for name in CHECK_NAMES if name != "world"}
 
 
 def sooner(settings: Settings) -> Thresholds:

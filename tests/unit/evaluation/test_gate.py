@@ -70,6 +70,28 @@ def test_a_target_that_cannot_be_played_leaves_the_environment_alone() -> None:
         judge("c@v1", {}, policy, round_number=1)
 
 
+def test_the_replay_of_held_out_conversations_may_show_no_loss() -> None:
+    policy = replace(POLICY, plays_target=False, replay_tasks=400)
+    assert policy.names == ("environment", "replay")
+    with pytest.raises(GateError, match="'replay'"):
+        judge("c@v1", {"environment": GOOD}, policy, round_number=1)
+    answers = {
+        name: judge("c@v1", {"environment": GOOD, "replay": evidence}, policy, round_number=3).answer
+        for name, evidence in (("unchanged", UNCHANGED), ("even", EVEN), ("worse", WORSE))
+    }
+    assert answers == {
+        "unchanged": GateAnswer.PASS,
+        "even": GateAnswer.INCONCLUSIVE,
+        "worse": GateAnswer.FAIL,
+    }
+    # Too few tasks to rule the largest loss out: the comparison is not required, and still refuses a clear loss.
+    small = replace(policy, replay_tasks=10)
+    assert policy.is_testable("replay")
+    assert not small.is_testable("replay")
+    assert judge("c@v1", {"environment": GOOD, "replay": EVEN}, small, round_number=3).answer is GateAnswer.PASS
+    assert judge("c@v1", {"environment": GOOD, "replay": WORSE}, small, round_number=3).answer is GateAnswer.FAIL
+
+
 def test_environment_must_clear_its_margin_not_only_zero() -> None:
     small_gain = pairs(300, 150, 5550)
     answers = {
