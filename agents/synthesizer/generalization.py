@@ -146,7 +146,10 @@ def unread_records(template: Template, corpus: Corpus, rng: random.Random) -> li
             continue
         ((argument, letters),) = prefixes.items()
         unread_identifiers = [v for v in mentioned if _letters(v) in letters and (tool, v) not in read_keys]
-        donors_alike = [d for d in donors if d.writes == writes and _policy_matches(d, policy)]
+        # A recorded call may have arguments that the tool does not know.
+        donors_alike = [
+            d for d in donors if argument in d.arguments and d.writes == writes and _policy_matches(d, policy)
+        ]
         for identifier in unread_identifiers[:3] if donors_alike else []:
             records.append(
                 _imputed_record(rng.choice(donors_alike), (argument, identifier), unplaced, taken_identifiers, rng)

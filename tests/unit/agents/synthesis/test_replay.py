@@ -66,3 +66,17 @@ def test_without_a_success_there_is_none() -> None:
     failures = [row for row in demonstrations()[0][:60] if row.outcome is Outcome.FAILURE]
     assert failures
     assert replay_environment(failures, demonstrations()[0], first_seed=0, seeds=1) is None
+
+
+def test_conversations_with_unknown_arguments_are_no_defect() -> None:
+    def with_other_arguments(message: dict[str, object]) -> dict[str, object]:
+        calls: object = message.get("tool_calls") or ()
+        assert isinstance(calls, list | tuple)
+        renamed_calls = [{**item, "function": {**item["function"], "arguments": '{"id": "x"}'}} for item in calls]
+        return {**message, **({"tool_calls": renamed_calls} if renamed_calls else {})}
+
+    rows = [
+        dataclasses.replace(row, messages=[with_other_arguments(message) for message in row.messages])
+        for row in demonstrations()[0][:30]
+    ]
+    assert replay_environment(rows, demonstrations()[0][30:90], first_seed=0, seeds=1) is None
