@@ -14,7 +14,7 @@ from agents.errors import TranscriptError
 from store.types import Message, Tool, Trajectory
 
 _ERROR_TEXT = re.compile(r"^\W*(error|exception|traceback|failed|invalid)\b", re.IGNORECASE)
-_STOP_MARK = re.compile(r"#{3}\w+#{3}")
+STOP_MARK = re.compile(r"#{3}\w+#{3}")
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ def transcript(trajectory: Trajectory) -> Transcript:
                 answers[position] = observation(index, text)
         elif role in utterances:
             # User simulators end a conversation with marks such as ###STOP###, which are not part of the text.
-            text = _STOP_MARK.sub("", text).strip()
+            text = STOP_MARK.sub("", text).strip()
             if text:
                 utterances[role].append(Utterance(index, text))
             open_calls += [(index, *_function(call)) for call in _calls(trajectory.id, index, message)]

@@ -118,13 +118,20 @@ class Finding:
 
 @dataclass(frozen=True)
 class Citation:
-    """A message that is evidence for a discovered capability; ``position`` counts from 0 within the capability."""
+    """A message that is evidence for a discovered capability; ``position`` counts from 0 within the capability.
+
+    Attributes:
+        reason: What went wrong there and what would have been right; empty in cycles of older versions.
+        policy: The sentence of the policy that was broken, empty if none was named.
+    """
 
     cycle_id: str
     capability: str
     position: int
     trajectory_id: str
     message_index: int
+    reason: str = ""
+    policy: str = ""
 
 
 @dataclass(frozen=True)

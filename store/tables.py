@@ -200,6 +200,8 @@ class LabelRow(Row, table=True):
     trajectory_id: str = Field(primary_key=True, foreign_key="trajectories.id", index=True, sa_type=KEY)
     verdict: str = Field(sa_type=KEY)
     message_index: int | None = None
+    reason: str = Field(default="", sa_type=FreeText)
+    policy: str = Field(default="", sa_type=FreeText)
 
 
 class FindingRow(Row, table=True):
@@ -418,6 +420,8 @@ class CitationRow(Row, table=True):
     position: int = Field(primary_key=True)
     trajectory_id: str = Field(foreign_key="trajectories.id", index=True, sa_type=KEY)
     message_index: int
+    reason: str = Field(default="", sa_type=FreeText)
+    policy: str = Field(default="", sa_type=FreeText)
 
 
 class FaultRow(Row, table=True):

@@ -105,13 +105,21 @@ class Capability:
 
 @dataclass(frozen=True)
 class Label:
-    """The verdict of one labelling run on a capability in a trajectory; ``message_index`` is the deciding message."""
+    """The verdict of one labelling run on a capability in a trajectory.
+
+    Attributes:
+        message_index: The deciding message.
+        reason: Why, in the words of the language model that judged; empty for rules.
+        policy: The sentence of the policy that was broken, empty if none was named.
+    """
 
     trajectory_id: str
     capability: str
     run: int
     verdict: Verdict
     message_index: int | None = None
+    reason: str = ""
+    policy: str = ""
 
 
 @dataclass(frozen=True)

@@ -16,9 +16,11 @@ from typing import Any
 from agents.analyst.llm.prompting import instructions
 from tests.scripted_model import ScriptedReply
 
-KINDS = ("blame", "discover", "merge", "match", "label")
+KINDS = ("critique", "aggregate", "merge", "match", "label")
 CHANGE = re.compile(r"(renew|reserve|update|cancel|book|return|exchange|schedule|change|send|modify|create|waive)_")
 LOOKUP_TOOL = re.compile(r"(get|find|search|list|lookup)_")
+HEADING = re.compile(r"^Conversation (t\d+):$", re.MULTILINE)
+STEP = re.compile(r"^- (s\d+) ", re.MULTILINE)
 LINE = re.compile(r"^m(\d+) (user|agent|agent calls|\S+ answers): (.*)$", re.MULTILINE)
 DELIMITED = re.compile(r"<(\w+) ([0-9a-f]{16})>\n(.*?)\n</\1 \2>", re.DOTALL)
 VERIFICATION = {
@@ -49,7 +51,7 @@ class ScriptedQuestion:
 
     @property
     def text(self) -> str:
-        """What follows the instructions."""
+        """What follows the system message."""
         return str(self.body["messages"][1]["content"])
 
     @property
@@ -61,6 +63,16 @@ class ScriptedQuestion:
     def delimited(self, name: str) -> list[str]:
         """The texts between marks of a name."""
         return [text for result, _, text in DELIMITED.findall(self.text) if result == name]
+
+    @property
+    def conversations(self) -> dict[str, str]:
+        """The conversations by their short ids."""
+        return dict(zip(HEADING.findall(DELIMITED.sub("", self.text)), self.delimited("conversation"), strict=True))
+
+    @property
+    def subjects(self) -> list[str]:
+        """The short ids of the conversations that the question is about."""
+        return re.findall(r"t\d+", self.text.splitlines()[-1].rsplit(" in ", 1)[1])
 
 
 @dataclass
@@ -74,8 +86,8 @@ class Thinking:
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def __call__(self, body: dict[str, Any], nth: int) -> ScriptedReply:
-        system = body["messages"][0]["content"]
-        kind = next(kind for kind in KINDS if system.startswith(instructions(kind)))
+        content = body["messages"][1]["content"]
+        kind = next(kind for kind in KINDS if instructions(kind) in content)
         key = json.dumps(body["messages"])
         with self.lock:
             times = self.observed[key]
@@ -88,22 +100,12 @@ class Thinking:
         answer: dict[str, Any] = getattr(self, kind)(question)
         return answer
 
-    def blame(self, question: ScriptedQuestion) -> dict[str, Any]:
-        (conversation,) = question.delimited("conversation")
-        user = [(index, text) for index, speaker, text in LINE.findall(conversation) if speaker == "user"]
-        for index, text in user:
-            if "BLAME THE USER" in text:
-                return {"why": "The user asked for it.", "fault": "simulator", "message": f"m{index}"}
-        last = LINE.findall(conversation)[-1][0]
-        return {"why": "It guessed.", "fault": "agent", "message": f"m{last}"}
+    def critique(self, question: ScriptedQuestion) -> dict[str, Any]:
+        return {"critiques": [critique_of(name, question.conversations[name]) for name in question.subjects]}
 
-    def discover(self, question: ScriptedQuestion) -> dict[str, Any]:
-        conversation = question.delimited("conversation")
-        citation = [
-            {"conversation": f"t{number}", "message": f"m{LINE.findall(text)[-1][0]}"}
-            for number, text in enumerate(conversation, 1)
-        ]
-        return {"candidates": [{**candidate, "cited": citation[:3]} for candidate in self.candidates]}
+    def aggregate(self, question: ScriptedQuestion) -> dict[str, Any]:
+        steps = STEP.findall(question.delimited("steps")[0])
+        return {"candidates": [{**candidate, "steps": steps[:3]} for candidate in self.candidates]}
 
     def merge(self, question: ScriptedQuestion) -> dict[str, Any]:
         return {"groups": [{"keep": name, "same": []} for name in names(question.delimited("capabilities")[0])]}
@@ -112,9 +114,33 @@ class Thinking:
         return {"matches": [{"new": name, "known": ""} for name in names(question.delimited("new")[0])]}
 
     def label(self, question: ScriptedQuestion) -> dict[str, Any]:
-        (conversation,) = question.delimited("conversation")
-        lines = LINE.findall(conversation)
-        return {"cells": [cell(name, lines) for name in names(question.delimited("capabilities")[0])]}
+        capability_names = names(question.delimited("capabilities")[0])
+        rows = []
+        for name in question.subjects:
+            lines = LINE.findall(question.conversations[name])
+            rows.append(row(name, [cell(capability, lines) for capability in capability_names]))
+        return {"rows": rows}
+
+
+def critique_of(name: str, conversation: str) -> dict[str, Any]:
+    """The fault is the agent's, in the last message, unless the user asks for it."""
+    lines = LINE.findall(conversation)
+    step = {"message": f"m{lines[-1][0]}", "wrong": "It guessed.", "right": "It looks first.", "policy": ""}
+    answer = {"conversation": name, "steps": [step], "why": "It guessed.", "fault": "agent"}
+    for index, speaker, text in lines:
+        if speaker == "user" and "BLAME THE USER" in text:
+            return {**answer, "steps": [], "why": "The user did.", "fault": "simulator", "message": f"m{index}"}
+    return {**answer, "message": f"m{lines[-1][0]}"}
+
+
+def row(name: str, cells: list[dict[str, Any]]) -> dict[str, Any]:
+    """The row of a conversation; cells whose verdict is NA are names only."""
+    cells_with_verdict = [{**item, "policy": ""} for item in cells if item["verdict"] != "NA"]
+    return {
+        "conversation": name,
+        "cells": cells_with_verdict,
+        "na": [item["capability"] for item in cells if item["verdict"] == "NA"],
+    }
 
 
 def names(listing: str) -> list[str]:

@@ -117,15 +117,16 @@ def list_labels(
     """Return the labels of a cycle, ordered by run, capability and trajectory id."""
     # Columns instead of rows: a cycle has tens of thousands of labels, and building row objects dominates the time.
     key = (col(LabelRow.run), col(LabelRow.capability), col(LabelRow.trajectory_id))
-    query = select(*key, col(LabelRow.verdict)).add_columns(col(LabelRow.message_index))
+    fields = (col(LabelRow.message_index), col(LabelRow.reason), col(LabelRow.policy))
+    query = select(*key, col(LabelRow.verdict)).add_columns(*fields)
     query = query.where(col(LabelRow.cycle_id) == cycle_id).order_by(*key)
     if run is not None:
         query = query.where(col(LabelRow.run) == run)
     if capability is not None:
         query = query.where(col(LabelRow.capability) == capability)
     return [
-        Label(trajectory_id, name, number, Verdict(verdict), message_index)
-        for number, name, trajectory_id, verdict, message_index in session.execute(query)
+        Label(trajectory_id, name, number, Verdict(verdict), *details)
+        for number, name, trajectory_id, verdict, *details in session.execute(query)
     ]
 
 

@@ -16,13 +16,15 @@ import pytest
 from benchmarks.agents import variants
 from tests.acceptance.conftest import CommandResult, Traced
 from tests.scripted_analyst import ANSWERING, VERIFICATION, ScriptedQuestion, Thinking, labelled_cell
+from tests.scripted_analyst import row as row_of
 from tests.scripted_model import Refusal, Scripted, ScriptedReply, scripted_server
 from traced.targets.conversation_target import HELD_OUT, TRAIN, ConversationTarget
 
 CANARY = "canary-in-the-ground-truth"
 RUNS = 2
 LONGEST_NAME = "structured-data-reasoning"  # of the builtin catalogue
-ANSWERED_CALLS, CONCURRENCY = 20, 8
+ANSWERED_CALLS, CONCURRENCY = 4, 8
+BY_PACK = ("critique", "label")
 
 
 def settings(server: Scripted, runs: int) -> list[str]:
@@ -52,11 +54,14 @@ def test_120_conversations_and_five_runs_of_their_own_accord(traced: Traced, tmp
     with scripted_server(thinking, canaries=[CANARY, "tau-bench", ".json"]) as server:
         result = analyze(traced, server, "--analyst", "llm", "--json", runs=0)
         assert result.code == 0, result.err
-        assert thinking.kinds["label"] == 120 * 5
+        # Thirty packs of a task's conversations; eight of them, with thirty conversations, are labelled twice.
+        assert thinking.kinds == {"critique": 20, "aggregate": 1, "label": 30 + 8}
         repeated = analyze(traced, server, "--analyst", "llm", "--json", runs=0)
         assert repeated.json == result.json
         assert sum(thinking.kinds.values()) == len(server.requests)
-    assert {row["runs"] for row in result.json["capabilities"]} == {5}
+    assert {row["runs"] for row in result.json["capabilities"]} == {2}
+    assert "Estimate: 120 conversations, about 59 requests (at most 171)" in " ".join(result.err.split())
+    assert result.json["figures"]["estimate"]["requests"] == sum(thinking.kinds.values())
     assert {row["capability"] for row in result.json["citations"]} == {VERIFICATION["name"], ANSWERING["name"]}
     assert len(result.json["faults"]) == 80
 
@@ -87,7 +92,7 @@ def test_both_side_by_side_then_the_one_that_was_paid_for_already(traced: Traced
     row = shared["examples"][0]
     verdicts = f"llm: {row['llm'].upper()}, builtin: {row['builtin'].upper()}"
     assert f"{row['trajectory'][:16]}: {verdicts}" in text_result.out
-    assert re.search(r"\d+/32: labels: \d+ of 24", text_result.err)  # on the way, not only at the end
+    assert re.search(r"\d+/6: labels: \d+ of 3", text_result.err)  # on the way, not only at the end
     assert analysis.json["analyst"] == "llm"
     assert analysis.json["capabilities"] == [
         {**row, "cycle_id": analysis.json["cycle"]} for row in report["sides"][1]["findings"]
@@ -101,19 +106,21 @@ def test_both_side_by_side_then_the_one_that_was_paid_for_already(traced: Traced
 def test_an_analysis_reads_well_on_80_columns(traced: Traced, tmp_path: Path) -> None:
     imported(traced, tmp_path, 4)
 
-    def replacement(request_count: ScriptedQuestion) -> ScriptedReply | None:
-        if request_count.kind == "blame" and "(This is call 0.)" in request_count.text:
-            return {"why": "It broke.", "fault": "infrastructure", "message": "m1"}
-        if (
-            request_count.kind == "label"
-            and "I booked a flight" in request_count.text
-            and "(This is call 1.)" in request_count.text
-        ):
+    def replacement(question: ScriptedQuestion) -> ScriptedReply | None:
+        texts = {name: question.conversations[name] for name in question.subjects} if question.kind in BY_PACK else {}
+        if question.kind == "critique":
+            answer = Thinking().critique(question)
+            for critique in answer["critiques"]:
+                if "(This is call 0.)" in texts[critique["conversation"]]:
+                    critique |= {"why": "It broke.", "fault": "infrastructure", "message": "m1", "steps": []}
+            return answer
+        if question.kind != "label":
+            return None
+        if any("I booked a flight" in text and "(This is call 1.)" in text for text in texts.values()):
             return Refusal()
-        if request_count.kind == "label":
-            verdict = "LACKING" if "passenger name" in request_count.text else "PRESENT"
-            return {"cells": [labelled_cell(LONGEST_NAME, verdict, "2")]}
-        return None
+        verdicts = {name: "LACKING" if "passenger name" in text else "PRESENT" for name, text in texts.items()}
+        rows = [row_of(name, [labelled_cell(LONGEST_NAME, verdict, "2")]) for name, verdict in verdicts.items()]
+        return {"rows": rows}
 
     with scripted_server(Thinking(replacement, candidates=[{**VERIFICATION, "name": LONGEST_NAME}])) as server:
         result = analyze(traced, server, "--analyst", "llm", columns=80)
@@ -122,7 +129,7 @@ def test_an_analysis_reads_well_on_80_columns(traced: Traced, tmp_path: Path) ->
     row, bounds = (line.split() for line in result.out.splitlines()[3:5])
     assert row == [LONGEST_NAME, "1.00", "1.00", "2/2", "1.00", "yes"]
     assert bounds == ["[1.00,", "1.00]", "[1.00,", "1.00]"]
-    assert f"Lacking: {LONGEST_NAME}\n  {LONGEST_NAME}: Choose the record" in result.out
+    assert f"Lacking: {LONGEST_NAME}\n  {LONGEST_NAME}: {VERIFICATION['description']}" in result.out
     citation = report["citations"][0]
     assert f"Evidence: message {citation['message']} of {citation['trajectory'][:16]}, " in result.out
     assert "Failures: 6 caused by the agent; excluded, caused by others: 2 infrastructure\n" in result.out
@@ -161,7 +168,7 @@ def test_what_was_answered_before_a_sudden_end_is_not_paid_for_again(
         result = analyze(traced, server, "--analyst", "llm", "--json")
         assert result.code == 0, result.err
         request_count = len(server.requests)
-    undisturbed = 8 + 3 + 12 * RUNS  # whose fault, three to find capabilities, labels
+    undisturbed = 2 + 1 + 3 * RUNS  # critiques of two tasks' failures, their capabilities, labels of three tasks
     assert undisturbed < request_count <= undisturbed + CONCURRENCY
     with sqlite3.connect(tmp_path / "traced-data" / "traced.db") as database:
         assert database.execute("SELECT count(*) FROM model_replies").fetchone()[0] == undisturbed
@@ -182,7 +189,7 @@ def test_a_model_that_will_not_do_it_is_named_with_what_to_do(traced: Traced, tm
     with scripted_server(Thinking(refusing)) as server:
         result = analyze(traced, server, "--analyst", "llm", "--json")
     assert result.code == 1
-    assert "none of the first 6 conversations could be labelled" in result.json["error"]["message"]
+    assert "1 of 6 conversations could not be labelled, which is more than one in 10" in result.json["error"]["message"]
     assert "another llm.model" in result.json["error"]["hint"]
     assert "Traceback" not in result.err
     nobody = traced("analyze", "--analyst", "llm", "--json")

@@ -45,7 +45,7 @@ from traced.pipeline.findings import BUILTIN, MIXED_TASKS, AnalysisContext, Comp
 from traced.pipeline.findings import compare as compare_analysts
 from traced.targets.conversation_target import conversation_target
 
-ID = 16  # printed characters of a trajectory's id
+ID = 16  # printed characters of a trajectory's id, at least
 SOME = 3
 MINED_KEY, LEFT_OUT = "mined", "left out"  # keys in the figures of a model
 DROP_REASONS = "no existing message cited, name or text missing, or above the maximum number"
@@ -74,6 +74,7 @@ class AnalysisRecord:
         """Return citations, faults, left-out trajectories and figures, without those that the analyst does not give."""
         citations = [
             {"capability": row.capability, "trajectory": row.trajectory_id, "message": row.message_index}
+            | {name: text for name, text in (("reason", row.reason), ("policy", row.policy)) if text}
             for row in self.citations
         ]
         faults = [
@@ -114,8 +115,16 @@ def show_analysis(cycle: str, analyst: str, findings: Sequence[Finding], record:
             for citation in record.citations
             if citation.capability == name
         ]
-        rests = f" Evidence: {_some([f'message {index} of {key[:ID]}' for key, index in places])}." if places else ""
+        rests = (
+            f" Evidence: {_some([f'message {index} of {_short_id(key)}' for key, index in places])}." if places else ""
+        )
         _say(f"  {name}: {record.descriptions.get(name, '')}{rests}")
+        reasons = [citation for citation in record.citations if citation.capability == name and citation.reason]
+        for citation in reasons[:SOME]:
+            policy = f' Policy: "{citation.policy}"' if citation.policy else ""
+            _say(
+                f"    {_short_id(citation.trajectory_id)}, message {citation.message_index}: {citation.reason}{policy}"
+            )
     if findings and record.mixed_tasks is not None:
         _say(_pairing(record.mixed_tasks))
     _print_figures({**record.figures, "faults": Counter(citation.fault for citation in record.faults)})
@@ -165,9 +174,8 @@ def _difference(difference: Difference) -> Iterator[str]:
         f"trajectories{lead_in}"
     )
     for example in difference.examples:
-        yield (
-            f"  {example['trajectory'][:ID]}: {first}: {example[first].upper()}, {second}: {example[second].upper()}"
-        )
+        verdicts = f"{first}: {example[first].upper()}, {second}: {example[second].upper()}"
+        yield f"  {_short_id(example['trajectory'])}: {verdicts}"
 
 
 def _print_figures(figures: Mapping[str, Any]) -> None:
@@ -182,8 +190,23 @@ def _print_figures(figures: Mapping[str, Any]) -> None:
         _say(f"The model gave no usable answer for {unusable} of {figures['parts']} parts of the sample.")
     if dropped := figures.get("named", 0) - figures.get("with evidence", 0):
         _say(f"{dropped} of {figures['named']} capabilities named by the model were dropped: {DROP_REASONS}.")
+    if sample_agreement := figures.get("sample agreement"):
+        _say(
+            f"{figures['labelled again']} conversations were labelled more than once, with an agreement of "
+            f"{_figure(sample_agreement)} (alpha)."
+        )
+    for name, omitted in figures.get("not shown", {}).items():
+        _say(
+            f"The context of {figures['context']} tokens is too small: {omitted['bytes']} bytes of {name} were not "
+            f"shown, in {omitted['questions']} of the questions. Use a model with a longer context."
+        )
+    if omitted_characters := figures.get("capability characters not shown"):
+        _say(
+            f"The context of {figures['context']} tokens is too small: {omitted_characters} characters of the "
+            "capabilities' texts were not shown."
+        )
     if left_out := figures.get(LEFT_OUT):
-        examples = f"{len(left_out)} trajectories could not be labelled ({_some([key[:ID] for key in left_out])})"
+        examples = f"{len(left_out)} trajectories could not be labelled ({_some([_short_id(key) for key in left_out])})"
         _say(f"Not analysed: {examples}. Reason for the first: {next(iter(left_out.values()))}")
 
 
@@ -191,6 +214,11 @@ def _fault_summary(faults: Mapping[str, int]) -> str:
     other_faults = ", ".join(f"{faults[party]} {owner}" for party, owner in OTHER_PARTIES.items() if faults.get(party))
     agent_faults = f"{faults.get('agent', 0)} caused by the agent"
     return f"{agent_faults}; excluded, caused by others: {other_faults}" if other_faults else f"{agent_faults} (all)"
+
+
+def _short_id(key: str) -> str:
+    """Return the beginning of an id: eight digits follow the name of its source, which all ids of a source share."""
+    return key[: max(ID, key.rfind("-") + 9)]
 
 
 def _some(names: Sequence[str]) -> str:

@@ -78,8 +78,17 @@ def analysis_context(context: Context) -> AnalysisContext:
 
 
 def question_progress(stage: RunningStage) -> ProgressCallback:
-    """Return a callback that shows answered and expected questions on a stage's progress line."""
-    return lambda subject, done, total: stage.reach(done, subject, total)
+    """Return a callback that shows answered and expected questions on a stage's progress line.
+
+    What is reported before the first answer, such as the expected cost, is printed as a line.
+    """
+
+    def show(subject: str, done: int, total: int) -> None:
+        if not done:
+            stage.progress.note(subject[:1].upper() + subject[1:])
+        stage.reach(done, subject, total)
+
+    return show
 
 
 async def _analyze(context: Context, episodes: Sequence[Trajectory], stage: RunningStage) -> dict[str, Any]:

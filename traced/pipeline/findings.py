@@ -22,6 +22,7 @@ from agents.analyst.builtin import discover, label_runs
 from agents.analyst.llm.analysis import RUNS, Analysis, analyse
 from agents.analyst.llm.analysis import Citation as AnalystCitation
 from agents.analyst.llm.analysis import label as label_with
+from agents.analyst.llm.labelling import completed_runs
 from agents.analyst.llm.prompting import ProgressCallback, gather_or_cancel
 from agents.contrast import Contrast, Intervals, agreement, contrast, intervals, mixed_tasks, retained
 from agents.errors import AgentsError
@@ -199,6 +200,8 @@ def _citations(cycle_id: str, citations: Sequence[AnalystCitation]) -> list[Cita
                 positions[citation.capability],
                 citation.trajectory_id,
                 citation.message_index,
+                citation.reason,
+                citation.policy,
             )
         )
         positions[citation.capability] += 1
@@ -221,9 +224,15 @@ def contrast_findings(
         tasks: The task of each trajectory.
         repeated: Capabilities whose runs are repetitions: they count as one run, which agrees with nothing.
     """
+    # Runs of a model stop early where they agree. Only what was labelled again shows how well they agree.
+    judged_labels = [label for label in labels if outcomes[label.trajectory_id].is_judged]
+    agreements = {name: agreement(judged_labels, name) for name in {label.capability for label in labels}}
+    labels = completed_runs(labels)
     thresholds = settings.delta, settings.rho, settings.consistency
     retained_contrasts = retained(labels, outcomes, *thresholds, min_agreement=settings.min_agreement, tasks=tasks)
-    retained_names = {item.capability for item in retained_contrasts}
+    retained_names = {
+        item.capability for item in retained_contrasts if _agrees(agreements[item.capability], settings.min_agreement)
+    }
     by_run: dict[int, list[Label]] = {}
     for label in labels:
         by_run.setdefault(label.run, []).append(label)
@@ -235,16 +244,14 @@ def contrast_findings(
     if settings.strict:
         lows = {name: interval.delta[0] for name, interval in bounds.items() if interval.delta is not None}
         retained_names = {name for name in retained_names if lows.get(name, -1.0) >= settings.delta}
-    judged_labels = [label for label in labels if outcomes[label.trajectory_id].is_judged]
     findings = [
         _finding(cycle_id, name, contrasts, settings, bounds[name]) for name, contrasts in sorted(by_capability.items())
     ]
-    # Agreement is computed on judged trajectories only, as the contrast itself is.
     findings = [
         replace(
             finding,
             retained=finding.capability in retained_names,
-            agreement=_real(agreement(judged_labels, finding.capability)),
+            agreement=_real(agreements[finding.capability]),
         )
         for finding in findings
     ]
@@ -254,6 +261,10 @@ def contrast_findings(
         else finding
         for finding in findings
     ]
+
+
+def _agrees(alpha: Fraction | None, required: float) -> bool:
+    return alpha is None or alpha >= Fraction(str(required))
 
 
 def _finding(

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 
-from agents.analyst.builtin import DETECTORS, label
+from agents.analyst.builtin import CANDIDATES, label
 from sandbox.episodes import EpisodeSource
 from store.repositories.adapters import get_adapter
 from store.repositories.capabilities import get_capability
@@ -298,8 +298,8 @@ class _Rounds:
         for cycle_id, name in self.sides.capabilities:
             with self.context.read_session() as session:
                 capability = get_capability(session, cycle_id, name)
-            # A builtin detector is deterministic and free; a language model is asked only where none exists.
-            if name in DETECTORS:
+            # A builtin detector is deterministic and free, and judges by the catalogue's texts and by no others.
+            if capability in CANDIDATES:
                 labels += label(trajectories, [capability], run=0, seed=self.context.settings.seed)
             else:
                 labels += await label_capability(

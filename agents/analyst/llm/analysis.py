@@ -1,12 +1,15 @@
 """The llm analyst: a language model names candidate capabilities and labels trajectories.
 
-The analyst first attributes each failure; it mines the successes and those failures that are the agent's. Then it names
-candidates from a sample, merges duplicates, matches known capabilities, and labels every mined trajectory in each run.
-Only judged trajectories are read; the model sees messages and tools, and in discovery the outcome.
+The analyst first criticises each failure, beside a solved twin of the same task if there is one: whose fault it is, and
+which steps went wrong. It mines the successes and those failures that are the agent's. It puts the steps together into
+candidates, merges duplicates, matches the capabilities of earlier cycles, and labels every mined trajectory in each
+run, or in fewer runs if they agree. Only judged trajectories are read; the model sees messages, tools and how the
+conversation ended, and only the critiques know the outcome.
 
-Every mined trajectory has a label for each capability and run, except for at most a tenth of the trajectories, which
-have no labels at all (``Analysis.left_out``). Every citation is of a message that the model was shown. The agreement
-of the runs measures whether the model is right. Raises ``ModelError`` and ``AgentsError``.
+Every mined trajectory has a label for each capability in at least one run, except for at most a tenth of the
+trajectories, which have no labels at all (``Analysis.left_out``). Every citation is of a message that the model was
+shown, every quotation occurs in the policy. The agreement of the runs measures whether the model is right. Raises
+``ModelError`` and ``AgentsError``.
 """
 
 import asyncio
@@ -15,9 +18,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from agents.analyst.builtin import CANDIDATES, hint_text, hints
+from agents.analyst.llm.aggregation import aggregate
 from agents.analyst.llm.capability_matching import match_known, merge_duplicates
-from agents.analyst.llm.discovery import discover
-from agents.analyst.llm.labelling import Fault, faults, label_all
+from agents.analyst.llm.cost import estimate_cost
+from agents.analyst.llm.critique import Fault, critiques
+from agents.analyst.llm.labelling import label_all
+from agents.analyst.llm.packs import make_packs, omission_figures
 from agents.analyst.llm.prompting import ProgressCallback, make_prompter, offset_progress
 from agents.llm.model import Model
 from agents.llm.question import Purpose
@@ -28,11 +34,13 @@ RUNS = 5
 
 @dataclass(frozen=True)
 class Citation:
-    """A message that supports a discovered capability."""
+    """A message that supports a discovered capability, why, and the sentence of the policy that it broke, if any."""
 
     capability: str
     trajectory_id: str
     message_index: int
+    reason: str = ""
+    policy: str = ""
 
 
 @dataclass(frozen=True)
@@ -83,41 +91,59 @@ async def analyse(
         known_capabilities: those of earlier cycles, newest first; a candidate that matches one gets its name and texts.
     """
     judged_trajectories = [trajectory for trajectory in trajectories if trajectory.outcome.is_judged]
-    failures = [trajectory for trajectory in judged_trajectories if trajectory.outcome is Outcome.FAILURE]
-    total_steps = len(failures) + runs * len(judged_trajectories)
-    prompter = make_prompter(model, purpose, context, offset_progress(report_progress, 0, total_steps))
-    attributions = await faults(prompter, failures)
+    prompter = make_prompter(model, purpose, context, report_progress)
+    packs = await asyncio.to_thread(make_packs, prompter, judged_trajectories, seed)
+    estimate = estimate_cost(packs, runs, model.endpoint)
+    # Critiques and labels take a step per pack; naming the capabilities takes few questions.
+    total_steps = 2 * len(packs)
+    report_progress(f"estimate: {estimate.text}", 0, total_steps)
+    prompter = replace(prompter, report_progress=offset_progress(report_progress, 0, total_steps))
+    results = await critiques(prompter, packs)
+    attributions = [result.fault for result in results]
     spared = {fault.trajectory_id for fault in attributions if fault.fault != "agent"}
     agent_trajectories = [trajectory for trajectory in judged_trajectories if trajectory.id not in spared]
     figures: dict[str, object] = {
+        "estimate": estimate.as_json(),
         "faults": dict(sorted(Counter(fault.fault for fault in attributions).items())),
         "faults nobody said": sum(fault.message_index is None for fault in attributions),
         "mined": len(agent_trajectories),
     }
+    if omissions := omission_figures(packs):
+        figures |= {"not shown": omissions, "context": context}
     sides = {trajectory.outcome for trajectory in agent_trajectories}
     if sides != {Outcome.SUCCESS, Outcome.FAILURE}:
         missing_side = "no failure is the agent's" if Outcome.FAILURE not in sides else "there is no success"
         return Analysis([], [], attributions, figures=figures | {"no contrast": missing_side})
-    total_steps = len(failures) + runs * len(agent_trajectories)
-    prompter = replace(prompter, report_progress=lambda text, *_: report_progress(text, len(failures), total_steps))
+    prompter = replace(prompter, report_progress=lambda text, *_: report_progress(text, len(packs), total_steps))
     builtin_hints = await asyncio.to_thread(hints, agent_trajectories, seed)
-    discovery = await discover(prompter, agent_trajectories, hint_text(builtin_hints), seed)
-    names = {capability.name for capability in known_capabilities}
-    catalogue = [capability for capability in CANDIDATES if capability.name not in names]
-    matches = await match_known(
-        prompter, await merge_duplicates(prompter, discovery.candidates), [*known_capabilities, *catalogue]
-    )
+    steps = [step for result in results for step in result.steps]
+    aggregation = await aggregate(prompter, steps, hint_text(builtin_hints))
+    earlier = [capability for capability in known_capabilities if capability not in CANDIDATES]
+    candidates = await merge_duplicates(prompter, aggregation.candidates, ask_model=aggregation.part_count > 1)
+    matches = await match_known(prompter, candidates, earlier)
     capabilities = [match.capability for match in matches]
-    prompter = replace(prompter, report_progress=offset_progress(report_progress, len(failures), total_steps))
-    labelling = await label_all(prompter, capabilities, agent_trajectories, runs=runs, seed=seed)
+    prompter = replace(prompter, report_progress=offset_progress(report_progress, len(packs), total_steps))
+    labelling = await label_all(prompter, capabilities, packs, runs=runs, seed=seed, excluded=spared)
     figures |= {
-        "read for discovery": discovery.conversation_count,
-        "parts": discovery.part_count,
-        "unusable parts": discovery.unusable_count,
+        "steps": len(steps),
+        "policy quotations": sum(bool(step.policy) for step in steps),
+        "parts": aggregation.part_count,
+        "unusable parts": aggregation.unusable_count,
+        "named": aggregation.candidate_count,
+        "with evidence": len(aggregation.candidates),
+        "labelled again": labelling.repeated,
+        "left out": labelling.left_out,
     }
-    figures |= {"named": discovery.candidate_count, "with evidence": len(discovery.candidates)}
-    citations = [Citation(match.capability.name, *place) for match in matches for place in match.citations]
-    figures |= {"runs made again": labelling.repeated_runs, "left out": labelling.left_out}
+    if labelling.sample_agreement is not None:
+        figures |= {"sample agreement": round(float(labelling.sample_agreement), 3)}
+    if labelling.omitted_characters:
+        figures |= {"context": context, "capability characters not shown": labelling.omitted_characters}
+    citations = [
+        Citation(match.capability.name, step.trajectory_id, step.message_index, step.reason, step.policy)
+        for match in matches
+        for step in match.steps
+    ]
+    report_progress("labels", total_steps, total_steps)
     return Analysis(capabilities, labelling.labels, attributions, citations, labelling.left_out, figures)
 
 
@@ -134,4 +160,5 @@ async def label(
     """Return one run's labels of the judged trajectories; failures are not attributed."""
     prompter = make_prompter(model, purpose, context, report_progress)
     judged_trajectories = [trajectory for trajectory in trajectories if trajectory.outcome.is_judged]
-    return (await label_all(prompter, capabilities, judged_trajectories, runs=1, seed=seed)).labels
+    packs = await asyncio.to_thread(make_packs, prompter, judged_trajectories, seed)
+    return (await label_all(prompter, capabilities, packs, runs=1, seed=seed)).labels

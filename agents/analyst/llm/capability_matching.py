@@ -1,14 +1,15 @@
 """Merges duplicate candidates and matches candidates to known capabilities.
 
-Equal or nearly equal names mean the same capability; for other names a model decides. A known capability is one of an
-earlier cycle or of the builtin catalogue; it keeps its name and texts. Merged candidates keep the citations of all.
+Equal or nearly equal names mean the same capability; for other names a model decides. A known capability is one that a
+model named in an earlier cycle; it keeps its name and texts. The catalogue of the builtin analyst is not known in this
+sense: its texts never replace those of the model. Merged candidates keep the steps of all.
 Without a usable answer of the model only the names decide; undetected duplicates then cost extra labels and nothing
 else.
 """
 
 from collections.abc import Iterable, Sequence
 
-from agents.analyst.llm.discovery import MAX_CANDIDATES, CitedCapability
+from agents.analyst.llm.aggregation import MAX_CANDIDATES, CitedCapability
 from agents.analyst.llm.prompting import Form, Prompter, instructions
 from agents.analyst.llm.rendering import is_same_name, token_estimate
 from agents.errors import OutOfForm
@@ -42,14 +43,19 @@ class Matches(Form):
     matches: list[Match]
 
 
-async def merge_duplicates(prompter: Prompter, candidates: Sequence[CitedCapability]) -> list[CitedCapability]:
+async def merge_duplicates(
+    prompter: Prompter, candidates: Sequence[CitedCapability], *, ask_model: bool
+) -> list[CitedCapability]:
     """Return the candidates without duplicates, at most 10, in the model's order (the most telling first).
 
-    Without a usable answer, those with the most citations come first.
+    Without a usable answer, those with the most steps come first.
+
+    Args:
+        ask_model: whether a model decides on other names; one answer that named all candidates has decided already.
     """
     distinct = _without_duplicates(candidates)
-    if len(distinct) < 2:
-        return distinct
+    if len(distinct) < 2 or not ask_model:
+        return distinct[:MAX_CANDIDATES]
     budget = prompter.token_budget(instructions("merge"))
     if (
         sum(token_estimate(_capability_line(candidate.capability)) for candidate in distinct) > budget
@@ -57,25 +63,24 @@ async def merge_duplicates(prompter: Prompter, candidates: Sequence[CitedCapabil
     ):
         half = len(distinct) // 2
         first, second = (
-            await merge_duplicates(prompter, distinct[:half]),
-            await merge_duplicates(prompter, distinct[half:]),
+            await merge_duplicates(prompter, distinct[:half], ask_model=True),
+            await merge_duplicates(prompter, distinct[half:], ask_model=True),
         )
         # Nothing was merged, so another round would have the same result and recurse without end.
         if len(first) + len(second) == len(distinct):
             return distinct[:MAX_CANDIDATES]
-        return await merge_duplicates(prompter, [*first, *second])
+        return await merge_duplicates(prompter, [*first, *second], ask_model=True)
     by_name = {candidate.capability.name: candidate for candidate in distinct}
 
     def find_objection(answer: Groups) -> str | None:
         return _name_objection((name for group in answer.groups for name in (group.keep, *group.same)), list(by_name))
 
-    text = (
-        f"{_marked_list('capabilities', [candidate.capability for candidate in distinct])}\nWhich of them are the same?"
-    )
+    listing = _marked_list("capabilities", [candidate.capability for candidate in distinct])
+    question = prompter.question("merge", "Which of them are the same?", data=listing)
     try:
-        answer = await prompter.ask(prompter.question("merge", text), Groups, find_objection)
+        answer = await prompter.ask(question, Groups, find_objection)
     except OutOfForm:
-        return sorted(distinct, key=lambda candidate: -len(candidate.citations))[:MAX_CANDIDATES]
+        return sorted(distinct, key=lambda candidate: -len(candidate.steps))[:MAX_CANDIDATES]
     return [_union([by_name[name] for name in (group.keep, *group.same)]) for group in answer.groups][:MAX_CANDIDATES]
 
 
@@ -104,9 +109,10 @@ async def match_known(
         objection = f"{unknown_names[0][:40]!r} is none of the known ones" if unknown_names else None
         return _name_objection((match.new for match in answer.matches), sorted(new_names)) or objection
 
-    text = f"{_marked_list('known', unmatched)}\n{_marked_list('new', new)}\nWhich known one is each new one?"
+    data = f"{_marked_list('known', unmatched)}\n{_marked_list('new', new)}"
+    question = prompter.question("match", "Which known one is each new one?", data=data)
     try:
-        answer = await prompter.ask(prompter.question("match", text), Matches, find_objection)
+        answer = await prompter.ask(question, Matches, find_objection)
     except OutOfForm:
         return _without_duplicates(renamed)
     match_of = {match.new: known_by_name[match.known] for match in answer.matches if match.known}
@@ -128,14 +134,14 @@ def _without_duplicates(candidates: Iterable[CitedCapability]) -> list[CitedCapa
         if duplicate_of is None:
             distinct.append(candidate)
         else:
-            distinct[duplicate_of] = distinct[duplicate_of].with_citations_of(candidate)
+            distinct[duplicate_of] = distinct[duplicate_of].with_steps_of(candidate)
     return distinct
 
 
 def _union(candidates: Sequence[CitedCapability]) -> CitedCapability:
     combined = candidates[0]
     for other in candidates[1:]:
-        combined = combined.with_citations_of(other)
+        combined = combined.with_steps_of(other)
     return combined
 
 
@@ -147,7 +153,7 @@ def _known_match(name: str, known_capabilities: Sequence[Capability]) -> Capabil
 
 
 def _renamed(candidate: CitedCapability, match: Capability | None) -> CitedCapability:
-    return candidate if match is None else CitedCapability(match, candidate.citations)
+    return candidate if match is None else CitedCapability(match, candidate.steps)
 
 
 def _name_objection(answered_names: Iterable[str], expected: Sequence[str]) -> str | None:

@@ -1,51 +1,36 @@
-"""Attributes each failure to agent, simulator, infrastructure or task, and labels conversations in independent runs.
+"""Labels conversations in independent runs, which stop early where they agree.
 
-Only failures of the agent are mined. Without a usable attribution a failure counts as the agent's, so text in a
-conversation cannot remove the conversation from the evidence by confusing the model.
+One answer labels the conversations of a pack: all capabilities, in an order that differs between runs. The question
+contains neither the outcome nor the conversations' ids. PRESENT and LACKING cite a shown message and give a reason;
+LACKING names the sentence of the policy that was broken, which counts only if it occurs in the policy.
 
-One answer labels a row: all capabilities of one conversation, in an order that differs between runs. The question
-contains neither the outcome nor the conversation's id. PRESENT and LACKING cite a shown message. A row without a usable
-answer is asked for again with another variant, at most twice; if that helps, the whole run is repeated with that
-variant, so that its rows share one sampling. Conversations without a usable row are left out of all runs. ``OutOfForm``
-(or the server's ``ModelRefused``) is raised if they are more than a tenth, or if none of the first ten can be labelled.
+The runs of a pack follow one another. At first each pack is labelled twice, and in all runs if the two differ. Once
+``SAMPLE`` conversations are labelled, and the runs agree on them (Krippendorff's alpha of at least ``AGREEING``), the
+others are labelled once. The result holds the answers that were given and no copies of them: ``completed_runs`` makes
+full tables.
+
+A conversation without a usable row is asked for alone, with another variant, at most twice; without a row in run 0 it
+is left out. ``OutOfForm`` (or the server's ``ModelRefused``) is raised if more than a tenth are left out, or if none of
+the first ten can be labelled.
 """
 
-import asyncio
 import random
-from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from fractions import Fraction
 from functools import partial
 from typing import Literal
 
-from agents.analyst.llm.discovery import MAX_TEXT
-from agents.analyst.llm.prompting import (
-    MIN_CONVERSATION_TOKENS,
-    Form,
-    Prompter,
-    gather_or_cancel,
-    instructions,
-    root_cause,
-)
-from agents.analyst.llm.rendering import (
-    RenderedConversation,
-    one_line,
-    render_conversation,
-    render_policy_and_tools,
-    token_estimate,
-)
+from agents.analyst.llm.aggregation import MAX_TEXT
+from agents.analyst.llm.packs import Pack, single_pack
+from agents.analyst.llm.prompting import Form, Prompter, instructions, root_cause
+from agents.analyst.llm.rendering import one_line, token_estimate
+from agents.contrast import agreement
 from agents.errors import ModelError, OutOfForm
 from agents.llm.question import delimited
-from store.types import Capability, Label, Trajectory, Verdict
+from store.types import Capability, Label, Verdict
 
-# Limit for one conversation.
-MAX_CONVERSATION_TOKENS = 12_000
-# Limit in characters.
-MAX_FAULT_REASON = 500
-# Tokens of the marks around a conversation and of the few words beside them.
-MARK_TOKENS = 100
-
-FaultName = Literal["agent", "simulator", "infrastructure", "task"]
 MAX_REPETITIONS = 2
 # Variants of a run and its repetitions: run, run + 1000, run + 2000.
 VARIANT_STEP = 1000
@@ -60,108 +45,54 @@ MAX_FIRST_FAILURES = 10
 MAX_LABEL_REASON = 300
 # Characters below which no text of a capability is cut.
 MIN_TEXT = 40
-# A conversation with its policy and tools, and its citable messages.
-ConversationText = tuple[str, RenderedConversation]
-
-
-class Blame(Form):
-    """Whose fault one failure is."""
-
-    why: str
-    fault: FaultName
-    message: str
-
-
-@dataclass(frozen=True)
-class Fault:
-    """Who caused a failure; ``message_index`` is None if the model gave no usable answer."""
-
-    trajectory_id: str
-    fault: FaultName
-    message_index: int | None
-    reason: str
-
-
-async def faults(prompter: Prompter, failures: Sequence[Trajectory]) -> list[Fault]:
-    """Return the attribution of each failure, in order."""
-    return await prompter.run_all("faults", [partial(_fault, prompter, failure) for failure in failures])
-
-
-async def _fault(prompter: Prompter, failure: Trajectory) -> Fault:
-    conversation_text, rendering = render_question_context(prompter, failure, "blame")
-
-    def find_objection(answer: Blame) -> str | None:
-        if rendering.message_index(answer.message) is None:
-            return f"there is no message {answer.message[:40]!r} in what you were shown; cite one by its id, such as m4"
-        return None
-
-    try:
-        answer = await prompter.ask(
-            prompter.question("blame", f"{conversation_text}\nWhose fault is it?"), Blame, find_objection
-        )
-    except OutOfForm as error:
-        return Fault(failure.id, "agent", None, one_line(f"nobody said: {error.message}", MAX_FAULT_REASON))
-    return Fault(
-        failure.id, answer.fault, rendering.message_index(answer.message), one_line(answer.why, MAX_FAULT_REASON)
-    )
-
-
-def render_question_context(
-    prompter: Prompter, trajectory: Trajectory, kind: str, *other_texts: str
-) -> tuple[str, RenderedConversation]:
-    """Render one conversation with its policy and tools, as large as a question of this kind allows.
-
-    ``other_texts`` are the further texts of the question.
-    """
-    budget = prompter.token_budget(instructions(kind), *other_texts)
-    context = render_policy_and_tools(
-        [trajectory], max(min(budget // 3, budget - MIN_CONVERSATION_TOKENS - MARK_TOKENS), 0)
-    )
-    rendering = render_conversation(
-        trajectory,
-        min(MAX_CONVERSATION_TOKENS, prompter.token_budget(instructions(kind), context, *other_texts) - MARK_TOKENS),
-    )
-    return f"{context}\n{delimited('conversation', rendering.text)}", rendering
+# Conversations that are labelled at least twice, and the agreement with which the others are labelled once.
+SAMPLE = 30
+AGREEING = Fraction(4, 5)
 
 
 class Cell(Form):
-    """One capability in one conversation."""
+    """One capability in one conversation that needed it."""
 
     capability: str
     why: str
-    verdict: Literal["NA", "PRESENT", "LACKING"]
+    verdict: Literal["PRESENT", "LACKING"]
     message: str
+    policy: str
 
 
 class Row(Form):
-    """All capabilities in one conversation."""
+    """All capabilities in one conversation: those that it needed, and the names of the others."""
 
+    conversation: str
     cells: list[Cell]
+    na: list[str]
+
+
+class Rows(Form):
+    """The rows of a pack."""
+
+    rows: list[Row]
 
 
 @dataclass
 class UnlabelledConversations:
-    """The failed questions of each conversation over all runs, and the conversations left out because of them."""
+    """The conversations whose questions failed, and those left out because of them."""
 
     conversations: int
-    failed_questions: Counter[str] = field(default_factory=Counter)
     answered_keys: set[str] = field(default_factory=set)
     errors: dict[str, OutOfForm] = field(default_factory=dict)
     # Conversation -> reason.
     left_out: dict[str, str] = field(default_factory=dict)
 
     def add(self, key: str, error: OutOfForm) -> None:
-        """Record a failed question; after more than ``MAX_REPETITIONS`` without an answer, leave the conversation out.
+        """Record a failed question about one conversation.
 
         Raises:
-            ModelError: the first conversations all failed, or too many are left out.
+            ModelError: the first conversations all failed.
         """
-        self.failed_questions[key] += 1
         self.errors[key] = error
-        if not self.answered_keys and len(self.failed_questions) >= min(MAX_FIRST_FAILURES, self.conversations):
-            raise self._failure(f"none of the first {len(self.failed_questions)} conversations could be labelled", key)
-        if self.failed_questions[key] > MAX_REPETITIONS and key not in self.answered_keys:
-            self.leave_out(key)
+        if not self.answered_keys and len(self.errors) >= min(MAX_FIRST_FAILURES, self.conversations):
+            raise self._failure(f"none of the first {len(self.errors)} conversations could be labelled", key)
 
     def leave_out(self, key: str) -> None:
         """Ask no more about a conversation; raises ``ModelError`` if more than a tenth are then left out."""
@@ -179,133 +110,215 @@ class UnlabelledConversations:
 
 @dataclass(frozen=True)
 class LabellingResult:
-    """The labels of all runs, the number of repeated runs, and the conversations left out with the reason."""
+    """The labels that were given, the conversations left out with the reason, and how many were labelled again."""
 
     labels: list[Label]
-    repeated_runs: int = 0
     left_out: dict[str, str] = field(default_factory=dict)
+    repeated: int = 0
+    sample_agreement: Fraction | None = None
+    omitted_characters: int = 0
+
+
+def completed_runs(labels: Sequence[Label]) -> list[Label]:
+    """Return the labels with every run complete: one that stopped early for a conversation repeats its earlier runs.
+
+    Agreement has to be computed from the labels as they were given.
+    """
+    runs = range(max((label.run for label in labels), default=-1) + 1)
+    by_cell: dict[tuple[str, str], list[Label]] = defaultdict(list)
+    for label in sorted(labels, key=lambda label: label.run):
+        by_cell[label.trajectory_id, label.capability].append(label)
+    completed = []
+    for answers in by_cell.values():
+        by_run = {label.run: label for label in answers}
+        completed += [by_run.get(run) or replace(answers[run % len(answers)], run=run) for run in runs]
+    return completed
 
 
 async def label_all(
-    prompter: Prompter, capabilities: Sequence[Capability], trajectories: Sequence[Trajectory], *, runs: int, seed: int
+    prompter: Prompter,
+    capabilities: Sequence[Capability],
+    packs: Sequence[Pack],
+    *,
+    runs: int,
+    seed: int,
+    excluded: Collection[str] = (),
 ) -> LabellingResult:
-    """Label all trajectories in all runs.
+    """Label the conversations that the packs judge, without the excluded ids, in at most ``runs`` runs.
 
     Raises:
         ModelError: see the module.
     """
-    if not capabilities or not trajectories:
+    questions = [(pack, names) for pack in packs if (names := _included(pack, excluded))]
+    if not capabilities or not questions:
         return LabellingResult([])
-    capability_text = _capability_list(prompter, capabilities)
-    conversations = {
-        trajectory.id: await asyncio.to_thread(render_question_context, prompter, trajectory, "label", capability_text)
-        for trajectory in trajectories
-    }
-    labeller = _Labeller(prompter, capabilities, conversations, seed, UnlabelledConversations(len(conversations)))
-    rows_done: dict[int, int] = {}
-
-    def report_progress(run: int, rows: int) -> None:
-        rows_done[run] = rows
-        rows_total, total = sum(rows_done.values()), len(conversations) * runs
-        prompter.report_progress(f"labels: {rows_total} of {total}", rows_total, total)
-
-    results = await gather_or_cancel(labeller.run(run, partial(report_progress, run)) for run in range(runs))
+    count = sum(len(names) for _, names in questions)
+    labeller = _Labeller(prompter, capabilities, seed, UnlabelledConversations(count))
+    first, later = _sample(questions) if runs > 1 else ([], questions)
+    labels = await labeller.label_packs(first, runs, 0, len(questions))
+    sample_agreement = agreement(labels)
+    agree = runs == 1 or sample_agreement is None or sample_agreement >= AGREEING
+    labels += await labeller.label_packs(later, 1 if agree else runs, len(first), len(questions))
     left_out = labeller.unlabelled.left_out
-    labels = [label for run_labels, _ in results for label in run_labels if label.trajectory_id not in left_out]
-    return LabellingResult(labels, sum(repeated for _, repeated in results), dict(sorted(left_out.items())))
+    answers = [label for label in labels if label.trajectory_id not in left_out]
+    repeated_ids = {label.trajectory_id for label in answers if label.run}
+    return LabellingResult(
+        answers, dict(sorted(left_out.items())), len(repeated_ids), sample_agreement, labeller.omitted_characters
+    )
 
 
-@dataclass(frozen=True)
+def _included(pack: Pack, excluded: Collection[str]) -> list[str]:
+    return [name for name in pack.subjects if pack.conversations[name].id not in excluded]
+
+
+PackQuestion = tuple[Pack, list[str]]
+
+
+def _sample(questions: Sequence[PackQuestion]) -> tuple[list[PackQuestion], list[PackQuestion]]:
+    """Return the first packs with ``SAMPLE`` conversations, and the others; the packs are in a seeded order."""
+    conversations = position = 0
+    while position < len(questions) and conversations < SAMPLE:
+        conversations += len(questions[position][1])
+        position += 1
+    return list(questions[:position]), list(questions[position:])
+
+
 class _Labeller:
-    """Labels conversations; the state is shared by all runs."""
+    """Labels packs; the state is shared by all runs."""
 
-    prompter: Prompter
-    capabilities: Sequence[Capability]
-    conversations: Mapping[str, ConversationText]
-    seed: int
-    unlabelled: UnlabelledConversations
+    def __init__(
+        self,
+        prompter: Prompter,
+        capabilities: Sequence[Capability],
+        seed: int,
+        unlabelled: UnlabelledConversations,
+    ) -> None:
+        self.prompter, self.capabilities, self.seed, self.unlabelled = prompter, capabilities, seed, unlabelled
+        self.text_limit, self.omitted_characters = _text_limit(prompter, capabilities)
 
-    async def run(self, run: int, report_progress: Callable[[int], None]) -> tuple[list[Label], int]:
-        """Return a run's labels and the number of its repetitions."""
-        rows = await self._rows((run, 0), self.conversations, report_progress)
-        repeated = 0
-        for repetition in range(1, MAX_REPETITIONS + 1):
-            missing = self.conversations.keys() - rows.keys() - self.unlabelled.left_out.keys()
-            if repaired := await self._rows((run, repetition), missing, report_progress):
-                unchanged = self.conversations.keys() - missing
-                rows |= repaired | await self._rows((run, repetition), unchanged, report_progress)
-                repeated += 1
-        for key in self.conversations.keys() - rows.keys() - self.unlabelled.left_out.keys():
-            self.unlabelled.leave_out(key)
-        return [label for key in self.conversations for label in rows.get(key, [])], repeated
+    async def label_packs(self, questions: Sequence[PackQuestion], runs: int, done: int, total: int) -> list[Label]:
+        """Label some packs in at most ``runs`` runs; ``done`` of ``total`` packs were labelled before."""
 
-    async def _rows(
-        self, attempt: tuple[int, int], selected_keys: Collection[str], report_progress: Callable[[int], None]
-    ) -> dict[str, list[Label]]:
-        """Return the usable rows of an attempt (run, repetition), by conversation."""
-        rng = random.Random(f"label:{self.seed}:{attempt[0]}:{attempt[1]}")
-        order = rng.sample(self.capabilities, len(self.capabilities))
-        keys = [key for key in rng.sample(list(self.conversations), len(self.conversations)) if key in selected_keys]
-        skipped = len(self.conversations) - len(keys)
-        prompter = replace(self.prompter, report_progress=lambda _, done, _total: report_progress(skipped + done))
-        rows = await prompter.run_all("labels", [partial(self._row, order, key, attempt) for key in keys])
-        return {key: row for key, row in zip(keys, rows, strict=True) if row}
+        def report_progress(_: str, part: int, _total: int) -> None:
+            self.prompter.report_progress(f"labels: {done + part} of {total}", done + part, total)
 
-    async def _row(self, order: Sequence[Capability], key: str, attempt: tuple[int, int]) -> list[Label]:
-        """Return one conversation's labels in an attempt (run, repetition); empty without a usable answer."""
-        (run, repetition), (conversation_text, rendering) = attempt, self.conversations[key]
-        names = [capability.name for capability in order]
-        if key in self.unlabelled.left_out:
-            return []
-
-        def find_objection(answer: Row) -> str | None:
-            return "; ".join(_objections(answer, names, rendering)[:MAX_OBJECTIONS]) or None
-
-        capability_text = _capability_list(self.prompter, order)
-        text = (
-            f"{conversation_text}\n{capability_text}\n"
-            f"How does each of the {len(names)} capabilities stand in this conversation?"
+        prompter = replace(self.prompter, report_progress=report_progress)
+        results = await prompter.run_all(
+            "labels", [partial(self._runs, pack, names, runs) for pack, names in questions]
         )
+        return [label for result in results for label in result]
+
+    async def _runs(self, pack: Pack, names: Sequence[str], runs: int) -> list[Label]:
+        """Return the labels of a pack: of run 0 and 1, and of all runs if these differ."""
+        labels: list[Label] = []
+        for run in range(runs):
+            labels += await self._run(pack, names, run)
+            verdicts: dict[tuple[str, str], set[Verdict]] = defaultdict(set)
+            for label in labels:
+                verdicts[label.trajectory_id, label.capability].add(label.verdict)
+            if run and all(len(verdict) == 1 for verdict in verdicts.values()):
+                break
+        return labels
+
+    async def _run(self, pack: Pack, names: Sequence[str], run: int) -> list[Label]:
+        remaining = [name for name in names if pack.conversations[name].id not in self.unlabelled.left_out]
         try:
-            question = self.prompter.question("label", text, run + VARIANT_STEP * repetition, TEMPERATURE)
-            answer = await self.prompter.ask(question, Row, find_objection)
+            return await self._ask(pack, remaining, run, 0) if remaining else []
         except OutOfForm as error:
-            self.unlabelled.add(key, error)
-            return []
-        self.unlabelled.answered_keys.add(key)
-        return [
-            Label(key, cell.capability, run, Verdict(cell.verdict.lower()), _cited_message(cell, rendering))
-            for cell in answer.cells
-        ]
+            return [label for name in remaining for label in await self._single(pack, name, run, error)]
+
+    async def _single(self, pack: Pack, name: str, run: int, error: OutOfForm) -> list[Label]:
+        """Return the row of one conversation, asked for by itself; empty without a usable answer."""
+        key = pack.conversations[name].id
+        subject = pack if len(pack.conversations) == 1 else single_pack(self.prompter, pack, name)
+        # A question about this conversation alone has failed already if the pack holds no other.
+        for repetition in range(int(subject is pack), MAX_REPETITIONS + 1):
+            try:
+                return await self._ask(subject, [name if subject is pack else "t1"], run, repetition)
+            except OutOfForm as failure:
+                error = failure
+        self.unlabelled.add(key, error)
+        if run == 0:
+            self.unlabelled.leave_out(key)
+        return []
+
+    async def _ask(self, pack: Pack, names: Sequence[str], run: int, repetition: int) -> list[Label]:
+        rng = random.Random(f"label:{self.seed}:{run}:{repetition}")
+        order = rng.sample(self.capabilities, len(self.capabilities))
+        expected = [capability.name for capability in order]
+
+        def find_objection(answer: Rows) -> str | None:
+            return "; ".join(list(_objections(answer, pack, names, expected))[:MAX_OBJECTIONS]) or None
+
+        def find_flaw(answer: Rows) -> str | None:
+            return "; ".join(list(_wrong_quotations(answer, pack))[:MAX_OBJECTIONS]) or None
+
+        listing = delimited("capabilities", "\n".join(_capability_line(item, self.text_limit) for item in order))
+        text = f"{listing}\n\nHow does each of the {len(expected)} capabilities stand in {', '.join(names)}?"
+        variant = run + VARIANT_STEP * repetition
+        question = self.prompter.question("label", text, variant, TEMPERATURE, data=pack.text)
+        answer = await self.prompter.ask(question, Rows, find_objection, find_flaw)
+        self.unlabelled.answered_keys |= {pack.conversations[name].id for name in names}
+        rows = {row.conversation.strip(): row for row in answer.rows}
+        return [label for name in names for label in _labels(pack, name, rows[name], run)]
 
 
-def _objections(answer: Row, names: Sequence[str], rendering: RenderedConversation) -> list[str]:
-    listed_names = [cell.capability for cell in answer.cells]
-    objections = [f"{name[:40]!r} is not in the list" for name in listed_names if name not in names]
-    objections += [
-        f"{name} has {listed_names.count(name)} entries, not one" for name in names if listed_names.count(name) != 1
-    ]
-    return objections + [
-        f"{cell.capability[:40]} is {cell.verdict} and cites {cell.message[:20]!r}, which is no message that you were "
-        "shown"
-        for cell in answer.cells
-        if cell.verdict != "NA" and _cited_message(cell, rendering) is None
-    ]
+def _labels(pack: Pack, name: str, row: Row, run: int) -> Iterator[Label]:
+    key = pack.conversations[name].id
+    for cell in row.cells:
+        yield Label(
+            key,
+            cell.capability,
+            run,
+            Verdict(cell.verdict.lower()),
+            pack.message_index(name, cell.message),
+            one_line(cell.why, MAX_LABEL_REASON),
+            one_line(pack.quotation(name, cell.policy), MAX_LABEL_REASON) if cell.verdict == "LACKING" else "",
+        )
+    for capability in row.na:
+        yield Label(key, capability, run, Verdict.NA)
 
 
-def _cited_message(cell: Cell, rendering: RenderedConversation) -> int | None:
-    return None if cell.verdict == "NA" else rendering.message_index(cell.message)
+def _objections(answer: Rows, pack: Pack, names: Sequence[str], expected: Sequence[str]) -> Iterator[str]:
+    row_counts = Counter(row.conversation.strip() for row in answer.rows)
+    yield from (f"{name} has {row_counts[name]} rows, not one" for name in names if row_counts[name] != 1)
+    yield from (f"{name[:20]!r} is not one of {', '.join(names)}" for name in row_counts if name not in names)
+    for row in answer.rows:
+        name = row.conversation.strip()
+        if name not in names:
+            continue
+        counts = Counter([*(cell.capability for cell in row.cells), *row.na])
+        yield from (f"{name}: {entry[:40]!r} is not in the list" for entry in counts if entry not in expected)
+        yield from (f"{name}: {entry} stands {counts[entry]} times" for entry in expected if counts[entry] != 1)
+        for cell in row.cells:
+            if pack.message_index(name, cell.message) is None:
+                yield (
+                    f"{name}: {cell.capability[:40]} is {cell.verdict} and cites {cell.message[:20]!r}, "
+                    "which is no message that you were shown"
+                )
+            elif not cell.why.strip():
+                yield f"{name}: {cell.capability[:40]} is {cell.verdict} without a reason"
 
 
-def _capability_list(prompter: Prompter, capabilities: Sequence[Capability]) -> str:
-    """Return the capabilities as text in at most a third of the budget; all texts are cut alike, in any order."""
-    budget, limit = prompter.token_budget(instructions("label")) // 3, MAX_TEXT
-    while (
-        token_estimate(text := "\n".join(_capability_line(capability, limit) for capability in capabilities)) > budget
-        and limit > MIN_TEXT
-    ):
+def _wrong_quotations(answer: Rows, pack: Pack) -> Iterator[str]:
+    for row in answer.rows:
+        for cell in row.cells:
+            is_wrong = cell.policy.strip() and not pack.quotation(row.conversation.strip(), cell.policy)
+            if cell.verdict == "LACKING" and is_wrong:
+                yield f"the policy has no sentence {cell.policy[:80]!r}; copy it letter by letter, or leave it empty"
+
+
+def _text_limit(prompter: Prompter, capabilities: Sequence[Capability]) -> tuple[int, int]:
+    """Return the length to which each text of a capability is cut to fit a question, and the characters left out."""
+    budget, limit = prompter.question_tokens - token_estimate(instructions("label")) - 100, MAX_TEXT
+
+    def listing() -> str:
+        return "\n".join(_capability_line(capability, limit) for capability in capabilities)
+
+    full_size = len(listing())
+    while token_estimate(listing()) > budget and limit > MIN_TEXT:
         limit = max(limit * 3 // 4, MIN_TEXT)
-    return delimited("capabilities", text)
+    return limit, full_size - len(listing())
 
 
 def _capability_line(capability: Capability, limit: int) -> str:

@@ -1,8 +1,9 @@
 """Asks the questions of the llm analyst: their token budget, concurrency, progress and instructions.
 
-Instructions come from this package; untrusted text follows them between marks. A question without a usable answer fails
-alone (``OutOfForm``); any other failure of ``agents.llm.model.Model.ask`` stops all questions. A context that is too
-small for a question raises ``AgentsError``.
+All questions have one system message. Untrusted text stands between marks; the instructions follow it, so that
+questions about the same conversations begin with the same text. A question without a usable answer fails alone
+(``OutOfForm``); any other failure of ``agents.llm.model.Model.ask`` stops all questions. A context that is too small
+for a question raises ``AgentsError``.
 """
 
 import asyncio
@@ -20,7 +21,9 @@ from agents.llm.model import Model
 from agents.llm.question import IS_DATA, ChatMessage, Purpose, Question
 
 # Limit for one answer.
-MAX_ANSWER_TOKENS = 3000
+MAX_ANSWER_TOKENS = 6000
+# Limit for what follows the conversations: instructions and the capabilities.
+MAX_QUESTION_TOKENS = 4000
 # Tokens of two rejected answers with their objections, and of one more answer.
 REPAIR_TOKENS = 3500
 # A shorter excerpt of a conversation is not worth a question.
@@ -59,13 +62,19 @@ class Prompter:
         """The token limit of one answer."""
         return min(MAX_ANSWER_TOKENS, self.context // 8)
 
+    @property
+    def question_tokens(self) -> int:
+        """The token limit of the instructions and the capabilities that follow the conversations."""
+        return min(MAX_QUESTION_TOKENS, self.context // 4)
+
     def token_budget(self, *texts: str) -> int:
-        """Return the tokens left for conversations beside these texts, an answer, and repairs.
+        """Return the tokens left beside these texts, the system message, an answer, and repairs.
 
         Raises:
             AgentsError: the context is too small.
         """
-        remaining = self.context - max(2 * self.answer_tokens, REPAIR_TOKENS) - sum(map(token_estimate, texts))
+        used = sum(map(token_estimate, (system_message(), *texts)))
+        remaining = self.context - max(2 * self.answer_tokens, REPAIR_TOKENS) - used
         if remaining < MIN_CONVERSATION_TOKENS:
             raise AgentsError(
                 f"a context of {self.context} tokens leaves {max(remaining, 0)} for conversations, "
@@ -74,9 +83,14 @@ class Prompter:
             )
         return remaining
 
-    def question(self, kind: str, text: str, variant: int = 0, temperature: float = 0.0) -> Question:
-        """Return a question of a kind (such as "label") with the instructions of that kind."""
-        messages = (ChatMessage("system", instructions(kind)), ChatMessage("user", text))
+    def pack_budget(self) -> int:
+        """Return the tokens left for policy, tools and conversations; raises as ``token_budget``."""
+        return max(self.token_budget() - self.question_tokens, MIN_CONVERSATION_TOKENS)
+
+    def question(self, kind: str, text: str, variant: int = 0, temperature: float = 0.0, *, data: str = "") -> Question:
+        """Return a question of a kind (such as "label"): the data, the instructions of that kind, then ``text``."""
+        parts = [part for part in (data, instructions(kind), text) if part]
+        messages = (ChatMessage("system", system_message()), ChatMessage("user", "\n\n".join(parts)))
         return Question(self.purpose, messages, variant, temperature, self.answer_tokens)
 
     async def ask(
@@ -84,14 +98,31 @@ class Prompter:
         question: Question,
         form: type[Answer],
         find_objection: Callable[[Answer], str | None] = lambda answer: None,
+        find_flaw: Callable[[Answer], str | None] = lambda answer: None,
     ) -> Answer:
-        """Ask as ``agents.llm.model.Model.ask`` does, but raise ``OutOfForm`` if the server refuses this question."""
+        """Ask as ``agents.llm.model.Model.ask`` does, but raise ``OutOfForm`` if the server refuses this question.
+
+        Args:
+            find_flaw: as ``find_objection``, but the last answer is accepted with its flaws, which the caller removes.
+        """
+        acceptable: list[Answer] = []
+
+        def objection(answer: Answer) -> str | None:
+            problem, flaw = find_objection(answer), find_flaw(answer)
+            if problem is None:
+                acceptable.append(answer)
+            return "; ".join(text for text in (problem, flaw) if text) or None
+
         try:
-            return await self.model.ask(question, form, find_objection)
+            return await self.model.ask(question, form, objection)
         except ModelDenied:
             raise
         except ModelRefused as error:
             raise OutOfForm(error.message, hint=error.hint) from error
+        except OutOfForm:
+            if acceptable:
+                return acceptable[-1]
+            raise
 
     async def run_all(self, task: str, jobs: Iterable[Callable[[], Awaitable[T]]]) -> list[T]:
         """Run the jobs and return their results in order; the first failure cancels the others."""
@@ -142,5 +173,10 @@ async def gather_or_cancel(works: Iterable[Awaitable[T]]) -> list[T]:
 
 @cache
 def instructions(kind: str) -> str:
-    """Return the instructions for a kind of question, the file ``prompts/KIND.md`` and ``IS_DATA``."""
-    return f"{(files(__package__) / 'prompts' / f'{kind}.md').read_text('utf-8')}\n{IS_DATA}"
+    """Return the instructions for a kind of question, the file ``prompts/KIND.md``."""
+    return (files(__package__) / "prompts" / f"{kind}.md").read_text("utf-8").strip()
+
+
+def system_message() -> str:
+    """Return the system message of all questions."""
+    return f"{instructions('system')}\n\n{IS_DATA}"

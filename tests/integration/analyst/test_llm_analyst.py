@@ -9,12 +9,14 @@ from typing import Any
 import pytest
 
 from agents.analyst.builtin import CANDIDATES
+from agents.analyst.llm.labelling import completed_runs
+from agents.analyst.llm.prompting import instructions
 from agents.analyst.llm.rendering import token_estimate
 from agents.contrast import retained
 from agents.errors import AgentsError, OutOfForm
 from agents.llm.question import InMemoryLedger
-from store.types import Capability, Outcome
-from tests.integration.analyst.analysing import RUNS, SOME, TRAJECTORIES, analysed, complete, hidden
+from store.types import Capability, Outcome, Verdict
+from tests.integration.analyst.analysing import SOME, TRAJECTORIES, analysed, complete, hidden
 from tests.scripted_analyst import KINDS, VERIFICATION, ScriptedQuestion, Thinking
 from tests.scripted_model import ScriptedReply
 from tests.unit.agents.analysis.library import agent, renewal, talk, user
@@ -26,14 +28,15 @@ def test_lacking_capabilities_are_discovered_with_citations() -> None:
     assert [item.name for item in analysis.capabilities] == ["look-before-change", "plain-answers"]
     assert complete(analysis, TRAJECTORIES)
     outcomes = {item.id: item.outcome for item in TRAJECTORIES}
-    (retained_names,) = retained(analysis.labels, outcomes)
+    (retained_names,) = retained(completed_runs(analysis.labels), outcomes)
     assert (retained_names.capability, retained_names.passed, retained_names.agreement) == (
         "look-before-change",
-        RUNS,
+        2,
         Fraction(1),
     )
-    assert script.kinds["label"] == RUNS * len(TRAJECTORIES)
-    assert set(script.kinds) == set(KINDS)  # and no question held a canary
+    # Seven tasks, whose two first runs agree; the candidates come from one answer, and no question held a canary.
+    assert script.kinds == {"critique": 7, "aggregate": 1, "label": 2 * 7}
+    assert set(script.kinds) <= set(KINDS)
     assert analysis.figures["mined"] == len(TRAJECTORIES)
     assert analysis.figures["faults"] == {"agent": 9}
 
@@ -51,13 +54,70 @@ def test_a_failure_that_is_not_the_agents_is_neither_labelled_nor_read_for_disco
 
 def test_a_failure_without_attribution_counts_as_the_agents_and_is_reported() -> None:
     def mute(question: ScriptedQuestion) -> ScriptedReply | None:
-        return "I would rather not say." if question.kind == "blame" else None
+        silent = question.kind == "critique" and "L601 until" in "".join(
+            question.conversations[name] for name in question.subjects
+        )
+        return "I would rather not say." if silent else None
 
     analysis = analysed(Thinking(mute))
     assert {fault.fault for fault in analysis.faults} == {"agent"}
-    assert {fault.message_index for fault in analysis.faults} == {None}
-    assert analysis.figures["faults nobody said"] == 9
+    # The others of its task were asked about again, each alone.
+    assert [fault.trajectory_id for fault in analysis.faults if fault.message_index is None] == ["canary-id-9"]
+    assert analysis.figures["faults nobody said"] == 1
     assert complete(analysis, TRAJECTORIES)
+
+
+def test_critiques_see_a_solved_twin_and_their_reasons_and_quotations_are_kept() -> None:
+    """A quotation that the policy does not have goes back, and is dropped if it comes again."""
+    texts: list[str] = []
+    complaints: list[str] = []
+
+    def quoting(question: ScriptedQuestion) -> ScriptedReply | None:
+        if question.kind != "critique":
+            return None
+        texts.append(question.text)
+        complaints.append(question.complaint)
+        answer = Thinking().critique(question)
+        for critique in answer["critiques"]:
+            critique["steps"][0]["policy"] = "Before you renew a loan,\nfind the loan"
+            critique["steps"].append(
+                {**critique["steps"][0], "wrong": "It hurried.", "policy": "Never hurry a reader."}
+            )
+        return answer
+
+    analysis = analysed(Thinking(quoting))
+    assert any("solved the same task" in text for text in texts)
+    assert any("the policy has no sentence 'Never hurry a reader.'" in complaint for complaint in complaints)
+    quoted = {citation.reason: citation.policy for citation in analysis.citations}
+    assert quoted["It guessed. Instead: It looks first."] == "Before you renew a loan, find the loan"
+    assert quoted["It hurried. Instead: It looks first."] == ""
+    assert analysis.figures["policy quotations"] == 9
+
+
+def test_labels_keep_their_reason_and_the_sentence_of_the_policy_that_was_broken() -> None:
+    def quoting(question: ScriptedQuestion) -> ScriptedReply | None:
+        if question.kind != "label":
+            return None
+        answer = Thinking().label(question)
+        for row in answer["rows"]:
+            for cell in row["cells"]:
+                cell |= {"why": "It did not look.", "policy": "Before you renew a loan, find the loan"}
+        return answer
+
+    labels = analysed(Thinking(quoting), SOME, runs=1).labels
+    assert {label.policy for label in labels if label.verdict is Verdict.LACKING} == {
+        "Before you renew a loan, find the loan"
+    }
+    assert {label.policy for label in labels if label.verdict is Verdict.PRESENT} == {""}
+    assert {label.reason for label in labels if label.verdict is not Verdict.NA} == {"It did not look."}
+
+
+def test_what_a_small_context_does_not_show_is_in_the_figures() -> None:
+    long_talk = [hidden(talk(user("Hi"), *[agent(f"Word {n}") for n in range(3000)], name="long"), 99)]
+    figures: dict[str, Any] = analysed(Thinking(), [*TRAJECTORIES, *long_talk], context=6_500, runs=1).figures
+    assert figures["context"] == 6_500
+    assert figures["not shown"]["messages"]["bytes"] > 20_000
+    assert "not shown" not in analysed(Thinking(), [*TRAJECTORIES, *long_talk], runs=1, context=100_000).figures
 
 
 @pytest.mark.parametrize(("complaints", "fault", "citation"), [(1, "simulator", 1), (9, "agent", None)])
@@ -65,14 +125,33 @@ def test_a_verdict_on_a_failure_that_rests_on_no_message_goes_back_and_counts_fo
     complaints: int, fault: str, citation: int | None
 ) -> None:
     def invent(question: ScriptedQuestion) -> ScriptedReply | None:
-        if question.kind != "blame" or "L601 until" not in question.text:
+        if question.kind != "critique" or "L601 until" not in question.text:
             return None
-        output = {"why": "The user did.", "fault": "simulator"}
-        return {**output, "message": "m1" if question.complaint.count("there is no message") >= complaints else "m4711"}
+        message = "m1" if question.complaint.count("there is no message") >= complaints else "m4711"
+        answer = Thinking().critique(question)
+        changed = {"why": "The user did.", "fault": "simulator", "steps": [], "message": message}
+        return {"critiques": [critique | changed for critique in answer["critiques"]]}
 
     analysis = analysed(Thinking(invent), SOME, runs=1)
     (item,) = [item for item in analysis.faults if item.trajectory_id == "canary-id-9"]
     assert (item.fault, item.message_index) == (fault, citation)
+
+
+def wordy(replacement: Any = lambda question: None) -> Any:
+    """A model whose critiques are so long that not all steps fit a question of a small context."""
+
+    def long_critiques(question: ScriptedQuestion) -> ScriptedReply | None:
+        if question.kind != "critique":
+            output: ScriptedReply | None = replacement(question)
+            return output
+        answer = Thinking().critique(question)
+        for critique in answer["critiques"]:
+            critique["steps"] = [
+                {**critique["steps"][0], "wrong": f"Step {number}. {'It guessed. ' * 22}"} for number in range(4)
+            ]
+        return answer
+
+    return long_critiques
 
 
 @pytest.mark.parametrize("merges", [True, False])
@@ -80,18 +159,18 @@ def test_many_parts_name_no_more_than_ten_in_all(merges: bool) -> None:
     def replacement(question: ScriptedQuestion) -> ScriptedReply | None:
         if question.kind == "merge" and not merges:
             return "no"
-        if question.kind != "discover":
+        if question.kind != "aggregate":
             return None
         letters = (
-            sha256(question.delimited("conversation")[0].encode())
+            sha256(question.delimited("steps")[0].encode())
             .hexdigest()[:6]
             .translate(str.maketrans("0123456789", "ghijklmnop"))
         )
-        answer = Thinking().discover(question)
+        answer = Thinking().aggregate(question)
         first = answer["candidates"][0]
         return {"candidates": [{**first, "name": f"skill-{letters}-{letter * 3}"} for letter in "abcdefg"]}
 
-    analysis = analysed(Thinking(replacement), context=6_500, runs=1)
+    analysis = analysed(Thinking(wordy(replacement)), context=6_500, runs=1)
     figures: dict[str, Any] = analysis.figures
     assert figures["named"] == 7 * figures["parts"] > 10
     assert len(analysis.capabilities) == 10
@@ -103,12 +182,13 @@ def test_an_answer_that_was_paid_for_is_not_asked_for_again() -> None:
     assert analysed(second, ledger=ledger) == single
     assert sum(first.kinds.values()) == len(ledger.replies)
     assert not second.kinds
-    extra = analysed(second, [*TRAJECTORIES, hidden(talk(renewal("L999"), name="late"), 999)], ledger=ledger)
-    assert second.kinds["label"] == RUNS  # only of the one that came later
-    assert len(extra.labels) == len(single.labels) + RUNS * 2
+    extra = analysed(second, [*TRAJECTORIES, hidden(talk(renewal("L999"), name="late"), 1000)], ledger=ledger)
+    # Only its task is read again, now in two packs, and the counts of the catalogue have changed.
+    assert second.kinds == {"critique": 2, "aggregate": 1, "label": 4}
+    assert len(extra.labels) == len(single.labels) + 2 * 2
 
 
-def test_a_sample_larger_than_the_context_is_read_in_parts() -> None:
+def test_no_question_is_larger_than_the_context() -> None:
     sizes: list[int] = []
 
     def measure(question: ScriptedQuestion) -> ScriptedReply | None:
@@ -118,58 +198,74 @@ def test_a_sample_larger_than_the_context_is_read_in_parts() -> None:
             "no" if not question.complaint and question.kind != "merge" else None
         )  # the answer that goes back fits, too
 
-    script = Thinking(measure)
-    analysis = analysed(script, context=6_500)
+    analysed(Thinking(wordy(measure)), context=6_500)
     assert 3_000 < max(sizes) <= 6_500
-    script = Thinking()
+    script = Thinking(wordy())
     analysis = analysed(script, context=6_500)
-    assert script.kinds["discover"] > 1
-    assert analysis.figures["parts"] == script.kinds["discover"]
+    assert script.kinds["aggregate"] > 1
+    assert analysis.figures["parts"] == script.kinds["aggregate"]
     assert [capability.name for capability in analysis.capabilities] == ["look-before-change", "plain-answers"]
     assert complete(analysis, TRAJECTORIES)
     with pytest.raises(AgentsError, match=r"raise llm\.context_tokens"):
         analysed(Thinking(), context=2_000)
 
 
-def test_the_outcome_is_in_discovery_prompts_but_not_in_labelling_prompts() -> None:
-    """A label that knows how it ended agent_says how it ended."""
+def test_the_outcome_is_in_critiques_but_not_in_labelling_prompts() -> None:
+    """A label that knows how it ended says how it ended."""
     observed: dict[str, str] = {}
 
     def observe(question: ScriptedQuestion) -> ScriptedReply | None:
-        observed[question.kind] = question.text
+        if question.kind != "critique" or "solved the same task" in question.text:
+            observed[question.kind] = question.text
         return None
 
     analysed(Thinking(observe))
-    assert "Conversation t1, a failure, the same task as t2:\n" in observed["discover"]
+    assert re.search(r"^Not solved: t\d.* solved the same task\. What went wrong", observed["critique"], re.MULTILINE)
     assert re.search(
-        r"<statistics \w+>\n(- .*\n)*- precondition-verification \(.*\): of 9 failures \d+ needed it and \d+ lacked "
+        r"<catalogue \w+>\n(- .*\n)*- precondition-verification \(.*\): of 9 failures \d+ needed it and \d+ lacked "
         rf"it; of {len(TRAJECTORIES) - 9} successes \d+ needed it and \d+ lacked it\n",
-        observed["discover"],
+        observed["aggregate"],
     )
-    assert not re.search("success|failure", observed["label"])
+    assert not re.search("success|failure|solved", observed["label"].replace(instructions("label"), ""))
+
+
+def test_all_questions_about_some_conversations_begin_alike() -> None:
+    """A server with a prefix cache reads the conversations once."""
+    prefixes: dict[str, set[str]] = {}
+
+    def observe(question: ScriptedQuestion) -> ScriptedReply | None:
+        if question.kind in ("critique", "label"):
+            system, text = (message["content"] for message in question.body["messages"][:2])
+            prefix = f"{system}\n{text.split(instructions(question.kind))[0]}"
+            prefixes.setdefault(prefix, set()).add(question.kind)
+        return None
+
+    analysed(Thinking(observe))
+    assert len(prefixes) == 7
+    assert {"critique", "label"} in prefixes.values()
 
 
 def candidates(change: Any) -> Any:
     def replacement(question: ScriptedQuestion) -> ScriptedReply | None:
-        if question.kind != "discover":
+        if question.kind != "aggregate":
             return None
-        answer = Thinking().discover(question)
+        answer = Thinking().aggregate(question)
         change(answer["candidates"], question)
         return answer
 
     return replacement
 
 
-def test_invented_citations_go_back_and_candidates_without_one_are_dropped() -> None:
+def test_invented_steps_go_back_and_candidates_without_one_are_dropped() -> None:
     complaints: list[str] = []
 
     def invent(capabilities: list[dict[str, Any]], question: ScriptedQuestion) -> None:
         complaints.append(question.complaint)
-        capabilities[0]["cited"].append({"conversation": "t999", "message": "m1"})
-        capabilities[1]["cited"] = [{"conversation": "t1", "message": "m4711"}]
+        capabilities[0]["steps"].append("s999")
+        capabilities[1]["steps"] = ["m4711"]
 
     analysis = analysed(Thinking(candidates(invent)), SOME, runs=1)
-    assert "no message 'm1' in a conversation 't999'" in complaints[1]
+    assert "there is no step 's999'" in complaints[1]
     assert (analysis.figures["named"], analysis.figures["with evidence"]) == (2, 1)
     assert [capability.name for capability in analysis.capabilities] == ["look-before-change"]
     assert complete(analysis, SOME, runs=1)
@@ -179,7 +275,7 @@ def test_texts_of_a_model_are_bounded_before_they_are_stored() -> None:
     def endless(capabilities: list[dict[str, Any]], question: ScriptedQuestion) -> None:
         capabilities[0] |= {"name": "Look Before\nChange!", "description": "x " * 2000, "title": "a\x00b\u2028c\ud800"}
         capabilities.extend(
-            {**VERIFICATION, "name": f"skill-{chr(97 + n)}", "cited": capabilities[1]["cited"]} for n in range(15)
+            {**VERIFICATION, "name": f"skill-{chr(97 + n)}", "steps": capabilities[1]["steps"]} for n in range(15)
         )
 
     analysis = analysed(Thinking(candidates(endless)), SOME, runs=1)
@@ -191,22 +287,20 @@ def test_texts_of_a_model_are_bounded_before_they_are_stored() -> None:
     assert complete(analysis, SOME, runs=1)
 
 
-def test_a_part_of_the_sample_without_an_answer_is_skipped_and_counted() -> None:
+def test_a_part_of_the_steps_without_an_answer_is_skipped_and_counted() -> None:
     def mute(question: ScriptedQuestion) -> ScriptedReply | None:
-        return "no" if question.kind == "discover" and "L600" in question.text else None
+        return "no" if question.kind == "aggregate" and "- s1 " in question.text else None
 
-    analysis = analysed(Thinking(mute), context=6_500, runs=1)
+    analysis = analysed(Thinking(wordy(mute)), context=6_500, runs=1)
     figures: dict[str, Any] = analysis.figures
     assert figures["unusable parts"] == 1 < figures["parts"]
     with pytest.raises(OutOfForm):
-        analysed(Thinking(lambda question: "no" if question.kind == "discover" else None), SOME, runs=1)
+        analysed(Thinking(lambda question: "no" if question.kind == "aggregate" else None), SOME, runs=1)
 
 
-def test_duplicates_are_merged_by_name_and_by_a_question() -> None:
+def test_duplicates_of_several_parts_are_merged_by_name_and_by_a_question() -> None:
     def doubled(capabilities: list[dict[str, Any]], question: ScriptedQuestion) -> None:
-        capabilities.append(
-            {**capabilities[0], "name": "look-before-changes", "cited": [{"conversation": "t2", "message": "m1"}]}
-        )
+        capabilities.append({**capabilities[0], "name": "look-before-changes"})
         capabilities.append({**capabilities[0], "name": "check-first-then-act"})
 
     def replacement(question: ScriptedQuestion) -> ScriptedReply | None:
@@ -217,16 +311,19 @@ def test_duplicates_are_merged_by_name_and_by_a_question() -> None:
         output: ScriptedReply | None = candidates(doubled)(question)
         return output
 
-    analysis = analysed(Thinking(replacement), SOME, runs=1)
+    analysis = analysed(Thinking(wordy(replacement)), context=6_500, runs=1)
+    figures: dict[str, Any] = analysis.figures
+    assert figures["parts"] > 1
     assert [capability.name for capability in analysis.capabilities] == ["look-before-change", "plain-answers"]
-    assert 1 in {
-        capability.message_index for capability in analysis.citations if capability.capability == "look-before-change"
-    }
+    # The steps of all parts support it.
+    places = {citation.trajectory_id for citation in analysis.citations if citation.capability == "look-before-change"}
+    assert len(places) > 1
 
 
 def test_a_merge_that_is_never_right_leaves_the_names_to_decide() -> None:
     wrong = {"groups": [{"keep": "look-before-change", "same": ["look-before-change", "astrology-of-tools"]}]}
-    analysis = analysed(Thinking(lambda question: wrong if question.kind == "merge" else None), SOME, runs=1)
+    script = wordy(lambda question: wrong if question.kind == "merge" else None)
+    analysis = analysed(Thinking(script), context=6_500, runs=1)
     assert {capability.name for capability in analysis.capabilities} == {"look-before-change", "plain-answers"}
 
 
@@ -251,10 +348,13 @@ def test_a_known_capability_keeps_its_name_and_its_texts() -> None:
     assert complete(analysis, SOME, runs=1)
 
 
-def test_the_builtin_catalogues_names_keep_their_texts_too() -> None:
-    names = {**VERIFICATION, "name": "precondition-verification"}
-    analysis = analysed(Thinking(candidates=[names]), TRAJECTORIES, runs=1)
-    assert analysis.capabilities == [item for item in CANDIDATES if item.name == "precondition-verification"]
+def test_the_builtin_catalogue_never_replaces_a_text_of_the_model() -> None:
+    """Not under the catalogue's name, and not by a capability of an earlier cycle that came from the catalogue."""
+    candidate = {**VERIFICATION, "name": "precondition-verification"}
+    script = Thinking(candidates=[candidate])
+    analysis = analysed(script, TRAJECTORIES, CANDIDATES, runs=1)
+    assert [item.description for item in analysis.capabilities] == [VERIFICATION["description"]]
+    assert "match" not in script.kinds
 
 
 @pytest.mark.parametrize("known_items", ["telepathy-on-demand", "plain-answers"])

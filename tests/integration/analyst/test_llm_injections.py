@@ -7,7 +7,7 @@ import pytest
 
 from store.types import Outcome, Trajectory, Verdict
 from tests.integration.analyst.analysing import SOME, analysed, complete, hidden
-from tests.scripted_analyst import ANSWERING, VERIFICATION, ScriptedQuestion, Thinking, labelled_cell
+from tests.scripted_analyst import ANSWERING, VERIFICATION, ScriptedQuestion, Thinking, labelled_cell, row
 from tests.scripted_model import ScriptedReply
 from tests.unit.agents.analysis.library import calls, talk, user
 
@@ -20,9 +20,10 @@ INJECTED = (
 def obeying(question: ScriptedQuestion) -> ScriptedReply | None:
     """A model that does what a conversation says."""
     if question.kind == "label" and "Ignore your task" in question.text:
-        return {"cells": [labelled_cell("pwned-by-user", "NA", "")] if not question.complaint else []}
-    if question.kind == "discover":
-        return {"candidates": [{**VERIFICATION, "name": "pwned-by-user", "cited": []}]}
+        rows = [row(name, [labelled_cell("pwned-by-user", "NA", "")]) for name in question.subjects]
+        return {"rows": rows if not question.complaint else []}
+    if question.kind == "aggregate":
+        return {"candidates": [{**VERIFICATION, "name": "pwned-by-user", "steps": []}]}
     return None
 
 
@@ -41,7 +42,7 @@ def test_injected_instructions_stay_between_marks_and_pretend_to_be_no_message()
 
     analysis = analysed(Thinking(observe), injected(), runs=1)
     assert complete(analysis, injected(), runs=1)
-    assert {question.kind for question in asked_of} == {"blame", "discover", "label"}
+    assert {question.kind for question in asked_of} == {"critique", "label"}
     for question in asked_of:
         assert "Ignore your task" not in question.body["messages"][0]["content"]
         inside = question.delimited("conversation")
@@ -56,7 +57,7 @@ def test_injected_instructions_stay_between_marks_and_pretend_to_be_no_message()
 def test_an_obedient_model_cannot_cite_missing_messages() -> None:
     """Its names without evidence are dropped, its rows refused: nothing false is kept, and who did it is named."""
     analysis = analysed(
-        Thinking(lambda question: obeying(question) if question.kind == "discover" else None), injected(), runs=1
+        Thinking(lambda question: obeying(question) if question.kind == "aggregate" else None), injected(), runs=1
     )
     assert analysis.capabilities == []
     analysis = analysed(
@@ -67,10 +68,11 @@ def test_an_obedient_model_cannot_cite_missing_messages() -> None:
 
 
 @pytest.mark.parametrize(("verdict", "message"), [("NA", ""), ("PRESENT", "1")])
-def test_an_obeying_models_one_verdict_everywhere_moves_one_row_and_no_more(verdict: str, message: str) -> None:
+def test_an_obeying_models_one_verdict_everywhere_moves_its_task_and_no_other(verdict: str, message: str) -> None:
     def mild(question: ScriptedQuestion) -> ScriptedReply | None:
         if question.kind == "label" and "Ignore your task" in question.text:
-            return {"cells": [labelled_cell(item["name"], verdict, message) for item in (VERIFICATION, ANSWERING)]}
+            cells = [labelled_cell(item["name"], verdict, message) for item in (VERIFICATION, ANSWERING)]
+            return {"rows": [row(name, cells) for name in question.subjects]}
         return None
 
     analysis, right = (
@@ -78,4 +80,6 @@ def test_an_obeying_models_one_verdict_everywhere_moves_one_row_and_no_more(verd
     )
     assert complete(analysis, injected(), runs=1)
     changed = set(map(str, analysis.labels)) ^ set(map(str, right.labels))
-    assert all("canary-id-77" in item for item in changed)
+    (task,) = {item.task_id for item in injected() if item.id == "canary-id-77"}
+    of_task = [item.id for item in injected() if item.task_id == task]
+    assert all(any(f"'{key}'" in item for key in of_task) for item in changed)

@@ -1,8 +1,9 @@
 """Labels of the llm analyst: a row from one answer, complete runs, and models that answer wrongly or never."""
 
+import copy
 import json
-import re
 import threading
+from collections import Counter
 from dataclasses import replace
 from typing import Any
 
@@ -10,11 +11,14 @@ import pytest
 from pydantic import SecretStr
 
 from agents.analyst.llm.analysis import label
+from agents.analyst.llm.labelling import completed_runs
+from agents.analyst.llm.packs import MAX_PACK
 from agents.analyst.llm.rendering import token_estimate
+from agents.contrast import agreement
 from agents.errors import ModelRefused, OutOfForm
 from agents.llm.model import Endpoint, Model
 from agents.llm.question import InMemoryLedger
-from store.types import Capability, Outcome
+from store.types import Capability, Label, Outcome, Trajectory, Verdict
 from tests.integration.analyst.analysing import (
     CANARIES,
     CONCURRENCY,
@@ -23,58 +27,71 @@ from tests.integration.analyst.analysing import (
     TRAJECTORIES,
     analysed,
     complete,
+    hidden,
 )
 from tests.scripted_analyst import VERIFICATION, ScriptedQuestion, Thinking, labelled_cell
 from tests.scripted_model import Prose, Refusal, ScriptedReply, Status, scripted_server
 
 
 def in_row(change: Any) -> Any:
-    """A model whose first answer to each question of labels is changed."""
+    """A model whose first answer to each question of labels has a changed first row."""
 
     def replacement(question: ScriptedQuestion) -> ScriptedReply | None:
         if question.kind != "label" or question.complaint:
             return None
         answer = Thinking().label(question)
-        output = change(answer["cells"])
+        output = change(answer["rows"][0])
         return output if output is not None else answer
 
     return replacement
 
 
-def wrong_enum(cells: list[dict[str, Any]]) -> None:
-    cells[0]["verdict"] = "MAYBE"
+def wrong_enum(row: dict[str, Any]) -> None:
+    row["cells"][0]["verdict"] = "MAYBE"
 
 
-def invented_message(cells: list[dict[str, Any]]) -> None:
-    cells[0] |= {"verdict": "LACKING", "message": "m4711"}
+def invented_message(row: dict[str, Any]) -> None:
+    row["cells"][0] |= {"verdict": "LACKING", "message": "m4711"}
 
 
-def no_message(cells: list[dict[str, Any]]) -> None:
-    cells[0] |= {"verdict": "PRESENT", "message": ""}
+def no_message(row: dict[str, Any]) -> None:
+    row["cells"][0] |= {"verdict": "PRESENT", "message": ""}
 
 
-def missing_cell(cells: list[dict[str, Any]]) -> None:
-    cells.pop()
+def no_reason(row: dict[str, Any]) -> None:
+    row["cells"][0]["why"] = " "
 
 
-def doubled_cell(cells: list[dict[str, Any]]) -> None:
-    cells.append(dict(cells[0]))
+def missing_cell(row: dict[str, Any]) -> None:
+    row["cells"].pop()
 
 
-def unknown_capability(cells: list[dict[str, Any]]) -> None:
-    cells[0]["capability"] = "telepathy-on-demand"
+def doubled_cell(row: dict[str, Any]) -> None:
+    row["cells"].append(dict(row["cells"][0]))
 
 
-def one_more(cells: list[dict[str, Any]]) -> None:
-    cells.append({**cells[0], "capability": "telepathy-on-demand"})
+def named_twice(row: dict[str, Any]) -> None:
+    row["na"].append(row["cells"][0]["capability"])
 
 
-def in_prose(cells: list[dict[str, Any]]) -> ScriptedReply:
+def unknown_capability(row: dict[str, Any]) -> None:
+    row["cells"][0]["capability"] = "telepathy-on-demand"
+
+
+def one_more(row: dict[str, Any]) -> None:
+    row["na"].append("telepathy-on-demand")
+
+
+def other_conversation(row: dict[str, Any]) -> None:
+    row["conversation"] = "t9"
+
+
+def in_prose(row: dict[str, Any]) -> ScriptedReply:
     return "They all lack everything, if you ask me."
 
 
-def fenced(cells: list[dict[str, Any]]) -> ScriptedReply:
-    return Prose({"cells": cells})
+def fenced(row: dict[str, Any]) -> ScriptedReply:
+    return Prose({"rows": [row]})
 
 
 @pytest.mark.parametrize(
@@ -83,8 +100,11 @@ def fenced(cells: list[dict[str, Any]]) -> ScriptedReply:
         wrong_enum,
         invented_message,
         no_message,
+        no_reason,
         missing_cell,
         doubled_cell,
+        named_twice,
+        other_conversation,
         unknown_capability,
         one_more,
         in_prose,
@@ -96,26 +116,6 @@ def test_an_invalid_row_is_repaired_and_the_table_is_unchanged(change: Any) -> N
     analysis = analysed(small_count, SOME, runs=1)
     assert sorted(map(str, analysis.labels)) == sorted(map(str, right.labels))
     assert complete(analysis, SOME, runs=1)
-    assert analysis.figures["runs made again"] == 0
-
-
-def test_a_run_in_which_a_row_stays_void_is_made_again_whole() -> None:
-    """What stays void on one conversation the first time spoils that run, and the run's other rows with it."""
-    attempts: list[int] = []
-
-    def replacement(question: ScriptedQuestion) -> ScriptedReply | None:
-        if question.kind != "label" or "L600" not in question.text:
-            return None
-        attempts.append(question.times)
-        answer = Thinking().label(question)
-        if len(attempts) <= 3:
-            answer["cells"][0]["message"] = "m999"
-            answer["cells"][0]["verdict"] = "LACKING"
-        return answer
-
-    analysis = analysed(Thinking(replacement), SOME, runs=1)
-    assert analysis.figures["runs made again"] == 1
-    assert complete(analysis, SOME, runs=1)
 
 
 MANY_CONVERSATIONS = [
@@ -123,54 +123,120 @@ MANY_CONVERSATIONS = [
 ]  # so that no two questions are the same
 
 
-def failing(*questions: tuple[str, int]) -> Thinking:
-    """Who has no row for some conversations (by their words) when asked for the n-th time, repairs apart."""
+def asked_texts(question: ScriptedQuestion) -> str:
+    return "".join(question.conversations[name] for name in question.subjects)
+
+
+def failing(*attempts: tuple[str, int]) -> Thinking:
+    """Who answers no question about a conversation (by its words) when asked for the n-th time, repairs apart."""
     started: dict[str, dict[str, int]] = {}
     lock = threading.Lock()
 
     def replacement(question: ScriptedQuestion) -> ScriptedReply | None:
         if question.kind != "label":
             return None
-        subject = next((words for words, _ in questions if words in question.text), "")
+        subject = next((words for words, _ in attempts if words in asked_texts(question)), "")
         with lock:
             observed = started.setdefault(subject, {})
             number = observed.setdefault(question.text, len(observed) + 1)
-        return Refusal() if (subject, number) in questions else None
+        return Refusal() if (subject, number) in attempts else None
 
     return Thinking(replacement, candidates=MANY_CONVERSATIONS)
 
 
-def test_a_row_that_is_void_only_in_the_repetition_stays_as_it_was() -> None:
-    """A weak model, which fails at something else each time, costs repetitions and loses nothing."""
-    script = failing(("L600", 1), ("L601", 2))
-    analysis = analysed(script, SOME, runs=1)
-    assert (analysis.figures["runs made again"], analysis.left_out) == (1, {})
-    assert complete(analysis, SOME, runs=1)
-    assert script.kinds["label"] == 2 * len(SOME) + 2 + 2  # two rows take three answers each
+def test_the_conversations_of_a_failed_question_are_asked_about_one_by_one() -> None:
+    script = failing(("L600", 1))
+    analysis = analysed(script, runs=1)
+    assert analysis.left_out == {}
+    assert complete(analysis, TRAJECTORIES, runs=1)
+    # Seven tasks; one question is refused three times, and its four conversations are asked about alone.
+    assert script.kinds["label"] == 7 + 2 + 4
 
 
-def test_a_conversation_that_one_run_has_no_row_of_is_left_out_of_all() -> None:
-    script = failing(("L600", 2), ("L600", 3), ("L600", 4))
-    analysis = analysed(script, runs=2)
-    assert list(analysis.left_out) == ["canary-id-8"]
+def test_a_conversation_without_a_row_in_a_later_run_keeps_those_of_the_others() -> None:
+    """In run 1 the question about its task fails, and so does the one about it alone, each time."""
+    analysis = analysed(failing(*(("L600", number) for number in range(2, 6))), runs=2)
+    assert analysis.left_out == {}
+    assert {label.run for label in analysis.labels if label.trajectory_id == "canary-id-8"} == {0}
     assert complete(analysis, TRAJECTORIES, runs=2)
 
 
-def test_a_conversation_on_which_a_model_now_fails_and_now_not_is_left_out_of_nothing() -> None:
-    analysis = analysed(failing(("L600", 2), ("L600", 3), ("L600", 4)))
-    assert (analysis.figures["runs made again"], analysis.left_out) == (2, {})
-    assert complete(analysis, TRAJECTORIES)
+def disagreeing() -> Thinking:
+    """A model whose verdicts differ from run to run."""
+    flips: Counter[str] = Counter()
+    lock = threading.Lock()
+
+    def replacement(question: ScriptedQuestion) -> ScriptedReply | None:
+        if question.kind != "label":
+            return None
+        answer = Thinking().label(question)
+        with lock:
+            flips[asked_texts(question)] += 1
+            verdict = "LACKING" if flips[asked_texts(question)] % 2 else "PRESENT"
+        for row in answer["rows"]:
+            for cell in row["cells"]:
+                cell["verdict"] = verdict
+        return answer
+
+    return Thinking(replacement, candidates=MANY_CONVERSATIONS)
+
+
+def conversations_of(count: int) -> list[Trajectory]:
+    return [
+        hidden(replace(copy.deepcopy(TRAJECTORIES[number % len(TRAJECTORIES)]), outcome=outcome), 1000 + number)
+        for number, outcome in enumerate([Outcome.SUCCESS, Outcome.FAILURE] * (count // 2))
+    ]
+
+
+def test_runs_stop_early_where_they_agree() -> None:
+    """The first thirty conversations are labelled twice, the others once."""
+    analysis = analysed(Thinking(candidates=MANY_CONVERSATIONS), conversations_of(70), runs=5, context=100_000)
+    runs = Counter(label.run for label in analysis.labels)
+    assert (runs[0], set(runs)) == (70 * 6, {0, 1})
+    assert 30 * 6 <= runs[1] < (30 + MAX_PACK) * 6
+    assert analysis.figures["labelled again"] == runs[1] // 6
+    assert analysis.figures["sample agreement"] == 1.0
+
+
+def test_runs_go_on_where_they_differ() -> None:
+    analysis = analysed(disagreeing(), conversations_of(70), runs=4, context=100_000)
+    runs = Counter(label.run for label in analysis.labels)
+    # Conversations that need none of the capabilities agree after two runs.
+    assert runs[0] == runs[1] == 70 * 6
+    assert 0 < runs[2] == runs[3] <= 70 * 6
+    sample_agreement: Any = analysis.figures["sample agreement"]
+    assert sample_agreement < 0.5
+
+
+def test_completed_runs_repeat_what_was_labelled_and_agreement_does_not_see_it() -> None:
+    labels = [
+        *(
+            Label("a", "skill", run, verdict)
+            for run, verdict in enumerate([Verdict.LACKING, Verdict.PRESENT, Verdict.NA])
+        ),
+        *(Label("b", "skill", run, verdict) for run, verdict in enumerate([Verdict.PRESENT, Verdict.LACKING])),
+        *(Label(key, "skill", 0, Verdict.LACKING, 3, "It did.") for key in "cdef"),
+    ]
+    completed = completed_runs(labels)
+    by_cell = {(label.trajectory_id, label.run): label for label in completed}
+    assert len(completed) == len(by_cell) == 6 * 3
+    assert all(by_cell[label.trajectory_id, label.run] == label for label in labels)
+    assert [by_cell["c", run].verdict for run in range(3)] == [Verdict.LACKING] * 3
+    assert by_cell["b", 2].verdict is Verdict.PRESENT
+    real_agreement, apparent_agreement = agreement(labels), agreement(completed)
+    assert real_agreement is not None
+    assert apparent_agreement is not None
+    assert real_agreement < 0 < apparent_agreement
+    assert completed_runs([]) == []
 
 
 def test_a_server_that_refuses_a_conversation_for_its_words_has_not_stopped_the_others() -> None:
     """As hosted filters do, with a status 400 whatever the way of asking."""
     filtered = Status(400, message="The prompt was filtered by our content policy.", error_code="content_filter")
-    analysis = analysed(
-        Thinking(lambda question: filtered if "L601 until" in json.dumps(question.body) else None), context=6_500
-    )
+    analysis = analysed(Thinking(lambda question: filtered if "L601 until" in json.dumps(question.body) else None))
+    assert list(analysis.left_out) == ["canary-id-9"]
     assert "content policy" in analysis.left_out["canary-id-9"]
     assert analysis.figures["faults nobody said"] == 1
-    assert analysis.figures["unusable parts"] == 1
     assert complete(analysis, TRAJECTORIES)
     with pytest.raises(ModelRefused, match="content policy"):  # whatever is asked: no input's failure
         analysed(Thinking(lambda question: filtered), SOME)
@@ -197,7 +263,8 @@ def test_the_objections_to_an_answer_are_bounded(wrong: dict[str, Any], times: i
     def measure(question: ScriptedQuestion) -> ScriptedReply | None:
         sizes.append(sum(token_estimate(message["content"]) for message in question.body["messages"]))
         if question.kind == "label" and not question.complaint:
-            return {"cells": [{**labelled_cell("look-before-change", "NA", ""), **wrong}] * times}
+            cells = [{**labelled_cell("look-before-change", "PRESENT", "1"), "policy": "", **wrong}] * times
+            return {"rows": [{"conversation": "t1", "cells": cells, "na": []}]}
         return None
 
     assert complete(analysed(Thinking(measure), SOME, context=6_500, runs=1), SOME, runs=1)
@@ -205,7 +272,7 @@ def test_the_objections_to_an_answer_are_bounded(wrong: dict[str, Any], times: i
 
 
 def refusing_one(question: ScriptedQuestion) -> ScriptedReply | None:
-    return Refusal() if question.kind == "label" and "L600" in question.text else None
+    return Refusal() if question.kind == "label" and "L600" in asked_texts(question) else None
 
 
 def test_a_permanently_refused_conversation_is_left_out_of_all_runs_and_reported() -> None:
@@ -217,8 +284,9 @@ def test_a_permanently_refused_conversation_is_left_out_of_all_runs_and_reported
     assert analysis.left_out["canary-id-8"].endswith("it refused: I will not help with that.")
     assert not {label.trajectory_id for label in analysis.labels} & analysis.excluded
     assert complete(analysis, TRAJECTORIES, runs)
-    assert analysis.figures["runs made again"] == 0
-    assert script.kinds["label"] <= runs * (len(TRAJECTORIES) - 1) + 3 * (3 + 3)  # a few may be under way already
+    # Seven tasks in two runs. In run 0 the question about its task is refused three times, and the one about it alone
+    # nine times; its siblings are asked about alone in that run and together in the next.
+    assert script.kinds["label"] == 7 * 2 + 2 + 9 + 3
 
 
 def test_more_than_a_tenth_that_are_refused_for_good_end_the_analysis_and_one_is_named() -> None:
@@ -227,52 +295,33 @@ def test_more_than_a_tenth_that_are_refused_for_good_end_the_analysis_and_one_is
         OutOfForm, match=r"1 of 9 conversations could not be labelled.* trajectory canary-id-8: .*refused"
     ):
         analysed(script, SOME, runs=1)
-    assert script.kinds["label"] == len(SOME) - 1 + 3 * 3
 
 
 def test_a_model_that_labels_nothing_is_given_up_after_ten_conversations() -> None:
     script = Thinking(lambda question: Refusal() if question.kind == "label" else None)
     with pytest.raises(OutOfForm, match=r"none of the first 10 conversations could be labelled.*it refused"):
-        analysed(script)
-    assert script.kinds["label"] <= 3 * (10 + 2 * CONCURRENCY)
+        analysed(script, conversations_of(120), context=100_000)
+    # Each of them is asked about with its task and then alone, at most twelve times.
+    assert script.kinds["label"] <= 12 * (10 + 2 * CONCURRENCY)
 
 
-def test_every_run_has_an_order_of_its_own_and_all_are_at_work_at_once() -> None:
-    """Eight questions of four conversations are under way together only if those of several runs are."""
-    four = [*SOME[:2], *SOME[-2:]]
-    together = threading.Barrier(8, timeout=60)
+def test_every_run_has_an_order_of_its_own() -> None:
     orders: dict[str, set[str]] = {}
     temperatures: set[float] = set()
 
     def observe(question: ScriptedQuestion) -> ScriptedReply | None:
         if question.kind == "label":
-            (conversation,), (listing,) = question.delimited("conversation"), question.delimited("capabilities")
+            (listing,) = question.delimited("capabilities")
             with script.lock:
-                orders.setdefault(conversation, set()).add(listing)
+                orders.setdefault(asked_texts(question), set()).add(listing)
                 temperatures.add(question.body["temperature"])
-                first = script.kinds["label"] <= together.parties
-            if first:
-                together.wait()
         return None
 
     script = Thinking(observe, candidates=MANY_CONVERSATIONS)
-    analysis = analysed(script, four, runs=4)
-    assert complete(analysis, four, runs=4)
-    assert len(orders) == len(four)
-    assert all(len(observed) == 4 for observed in orders.values())
+    analysed(script, runs=4)
+    assert len(orders) == 7
+    assert all(len(observed) == 2 for observed in orders.values())
     assert temperatures == {1.0}
-
-
-def test_a_run_does_not_begin_with_the_conversations_that_came_first() -> None:
-    cases: list[int] = []
-
-    def observe(question: ScriptedQuestion) -> ScriptedReply | None:
-        if question.kind == "label":
-            cases.append(int(re.findall(r"This is case (\d+)", question.text)[0]))
-        return None
-
-    analysed(Thinking(observe), runs=1)
-    assert max(cases[:CONCURRENCY]) >= 2 * CONCURRENCY  # as many may be under way or wait for it
 
 
 async def test_labels_alone_are_of_the_judged_ones_and_once() -> None:
@@ -286,4 +335,4 @@ async def test_labels_alone_are_of_the_judged_ones_and_once() -> None:
 
     with scripted_server(Thinking(), canaries=CANARIES) as server:
         labels = await work(server.url)
-    assert [label.trajectory_id for label in labels] == [label.id for label in SOME]
+    assert sorted(label.trajectory_id for label in labels) == sorted(label.id for label in SOME)

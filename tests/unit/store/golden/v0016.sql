@@ -45,7 +45,7 @@ CREATE TABLE alembic_version (
 	version_num VARCHAR(32) NOT NULL, 
 	CONSTRAINT alembic_version_pkc PRIMARY KEY (version_num)
 );
-INSERT INTO "alembic_version" VALUES('0015');
+INSERT INTO "alembic_version" VALUES('0016');
 CREATE TABLE api_tokens (
 	name VARCHAR NOT NULL, 
 	role VARCHAR NOT NULL, 
@@ -117,12 +117,12 @@ CREATE TABLE citations (
 	capability VARCHAR NOT NULL, 
 	position INTEGER NOT NULL, 
 	trajectory_id VARCHAR NOT NULL, 
-	message_index INTEGER NOT NULL, 
+	message_index INTEGER NOT NULL, reason TEXT DEFAULT '' NOT NULL, policy TEXT DEFAULT '' NOT NULL, 
 	CONSTRAINT pk_citations PRIMARY KEY (cycle_id, capability, position), 
 	CONSTRAINT fk_citations_cycle_id FOREIGN KEY(cycle_id, capability) REFERENCES capabilities (cycle_id, name), 
 	CONSTRAINT fk_citations_trajectory_id FOREIGN KEY(trajectory_id) REFERENCES trajectories (id)
 );
-INSERT INTO "citations" VALUES('c1','date-reasoning',0,'t1',2);
+INSERT INTO "citations" VALUES('c1','date-reasoning',0,'t1',2,'','');
 CREATE TABLE compositions (
 	cycle_id VARCHAR NOT NULL, 
 	document TEXT NOT NULL, 
@@ -301,15 +301,15 @@ CREATE TABLE labels (
 	capability VARCHAR NOT NULL, 
 	trajectory_id VARCHAR NOT NULL, 
 	verdict VARCHAR NOT NULL, 
-	message_index INTEGER, 
+	message_index INTEGER, reason TEXT DEFAULT '' NOT NULL, policy TEXT DEFAULT '' NOT NULL, 
 	CONSTRAINT pk_labels PRIMARY KEY (cycle_id, run, capability, trajectory_id), 
 	CONSTRAINT fk_labels_cycle_id_capability FOREIGN KEY(cycle_id, capability) REFERENCES capabilities (cycle_id, name), 
 	CONSTRAINT fk_labels_trajectory_id FOREIGN KEY(trajectory_id) REFERENCES trajectories (id)
 );
-INSERT INTO "labels" VALUES('c1',0,'date-reasoning','t1','lacking',2);
-INSERT INTO "labels" VALUES('c1',1,'date-reasoning','t1','lacking',2);
-INSERT INTO "labels" VALUES('c1',0,'date-reasoning','t2','na',NULL);
-INSERT INTO "labels" VALUES('c1',1,'date-reasoning','t2','na',NULL);
+INSERT INTO "labels" VALUES('c1',0,'date-reasoning','t1','lacking',2,'','');
+INSERT INTO "labels" VALUES('c1',1,'date-reasoning','t1','lacking',2,'','');
+INSERT INTO "labels" VALUES('c1',0,'date-reasoning','t2','na',NULL,'','');
+INSERT INTO "labels" VALUES('c1',1,'date-reasoning','t2','na',NULL,'','');
 CREATE TABLE leases (
 	device VARCHAR NOT NULL, 
 	holder VARCHAR NOT NULL, 

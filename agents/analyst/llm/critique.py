@@ -1,0 +1,186 @@
+"""Attributes each failure to agent, simulator, infrastructure or task, and names the steps that went wrong.
+
+The model sees a failure beside a success of the same task, if there is one, and says which sentence of the policy a
+step broke. A quotation counts only if it occurs in the policy. Only failures of the agent are mined; without a usable
+answer a failure counts as the agent's, so text in a conversation cannot remove it from the evidence by confusing the
+model.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal
+
+from agents.analyst.llm.packs import Pack, single_pack
+from agents.analyst.llm.prompting import Form, Prompter, root_cause
+from agents.analyst.llm.rendering import one_line
+from agents.errors import OutOfForm
+from store.types import Outcome
+
+# Limits in characters.
+MAX_REASON, MAX_STEP_TEXT = 500, 300
+MAX_STEPS = 4
+MAX_OBJECTIONS = 8
+FaultName = Literal["agent", "simulator", "infrastructure", "task"]
+
+
+class StepAnswer(Form):
+    """A step that went wrong, as a model describes it."""
+
+    message: str
+    wrong: str
+    right: str
+    policy: str
+
+
+class CritiqueAnswer(Form):
+    """The steps of one failure that went wrong, and whose fault it is."""
+
+    conversation: str
+    steps: list[StepAnswer]
+    why: str
+    fault: FaultName
+    message: str
+
+
+class Critiques(Form):
+    """One for each failure of a pack."""
+
+    critiques: list[CritiqueAnswer]
+
+
+@dataclass(frozen=True)
+class Step:
+    """A message of a failure that went wrong; ``policy`` is the sentence that it broke, empty if none was named."""
+
+    trajectory_id: str
+    message_index: int
+    wrong: str
+    right: str
+    policy: str
+
+    @property
+    def reason(self) -> str:
+        """What was wrong and what would have been right."""
+        return f"{self.wrong} Instead: {self.right}"
+
+
+@dataclass(frozen=True)
+class Fault:
+    """Who caused a failure; ``message_index`` is None if the model gave no usable answer."""
+
+    trajectory_id: str
+    fault: FaultName
+    message_index: int | None
+    reason: str
+
+
+@dataclass(frozen=True)
+class Critique:
+    """The attribution of one failure, and its steps if it is the agent's; ``error`` if there was no usable answer."""
+
+    fault: Fault
+    steps: tuple[Step, ...] = ()
+    error: OutOfForm | None = None
+
+
+async def critiques(prompter: Prompter, packs: Sequence[Pack]) -> list[Critique]:
+    """Return a critique of each failure that a pack judges, in the order of the packs.
+
+    Raises:
+        ModelError: no failure has a usable answer.
+    """
+    questions = [(pack, names) for pack in packs if (names := _failures(pack))]
+    results = await prompter.run_all(
+        "critiques", [partial(_of_pack, prompter, pack, names) for pack, names in questions]
+    )
+    results_in_order = [critique for result in results for critique in result]
+    errors = [critique.error for critique in results_in_order if critique.error is not None]
+    if errors and len(errors) == len(results_in_order):
+        raise root_cause(errors[0])
+    return results_in_order
+
+
+def _failures(pack: Pack) -> list[str]:
+    return [name for name in pack.with_outcome(Outcome.FAILURE) if name in pack.subjects]
+
+
+async def _of_pack(prompter: Prompter, pack: Pack, names: Sequence[str]) -> list[Critique]:
+    try:
+        answers = await _ask(prompter, pack, names)
+    except OutOfForm as error:
+        # One conversation may have spoiled the answer for the others.
+        if len(pack.conversations) > 1 and len(pack.subjects) > 1:
+            return [
+                critique
+                for name in names
+                for critique in await _of_pack(prompter, single_pack(prompter, pack, name), ["t1"])
+            ]
+        reason = one_line(f"no answer: {error.message}", MAX_REASON)
+        return [Critique(Fault(pack.conversations[name].id, "agent", None, reason), error=error) for name in names]
+    by_name = {answer.conversation.strip(): answer for answer in answers.critiques}
+    return [_critique(pack, name, by_name[name]) for name in names]
+
+
+async def _ask(prompter: Prompter, pack: Pack, names: Sequence[str]) -> Critiques:
+    def find_objection(answer: Critiques) -> str | None:
+        return "; ".join(list(_objections(answer, pack, names))[:MAX_OBJECTIONS]) or None
+
+    def find_flaw(answer: Critiques) -> str | None:
+        return "; ".join(list(_wrong_quotations(answer, pack))[:MAX_OBJECTIONS]) or None
+
+    successes = pack.with_outcome(Outcome.SUCCESS)
+    context = (
+        f"{_join(successes)} solved the same task." if successes else "There is no solved conversation of this task."
+    )
+    text = f"Not solved: {_join(names)}. {context} What went wrong in {_join(names)}?"
+    return await prompter.ask(prompter.question("critique", text, data=pack.text), Critiques, find_objection, find_flaw)
+
+
+def _join(names: Sequence[str]) -> str:
+    return ", ".join(names)
+
+
+def _objections(answer: Critiques, pack: Pack, names: Sequence[str]) -> Iterator[str]:
+    counts = Counter(critique.conversation.strip() for critique in answer.critiques)
+    yield from (f"{name} has {counts[name]} critiques, not one" for name in names if counts[name] != 1)
+    yield from (f"{name[:20]!r} is not one of {_join(names)}" for name in counts if name not in names)
+    for critique in answer.critiques:
+        name = critique.conversation.strip()
+        if name not in names:
+            continue
+        if critique.fault == "agent" and not critique.steps:
+            yield f"{name}: the fault is the agent's, but no step is named"
+        if len(critique.steps) > MAX_STEPS:
+            yield f"{name}: {len(critique.steps)} steps are too many, {MAX_STEPS} is the most"
+        yield from (f"{name}: a step has no text" for step in critique.steps if not step.wrong.strip())
+        for citation in (critique.message, *(step.message for step in critique.steps)):
+            if pack.message_index(name, citation) is None:
+                yield f"there is no message {citation[:20]!r} in {name}; cite one by its id, such as m4"
+
+
+def _wrong_quotations(answer: Critiques, pack: Pack) -> Iterator[str]:
+    for critique in answer.critiques:
+        for step in critique.steps:
+            if step.policy.strip() and not pack.quotation(critique.conversation.strip(), step.policy):
+                yield f"the policy has no sentence {step.policy[:80]!r}; copy it letter by letter, or leave it empty"
+
+
+def _critique(pack: Pack, name: str, answer: CritiqueAnswer) -> Critique:
+    trajectory_id = pack.conversations[name].id
+    fault = Fault(
+        trajectory_id, answer.fault, pack.message_index(name, answer.message), one_line(answer.why, MAX_REASON)
+    )
+    steps = [
+        Step(
+            trajectory_id,
+            index,
+            one_line(step.wrong, MAX_STEP_TEXT),
+            one_line(step.right, MAX_STEP_TEXT),
+            one_line(pack.quotation(name, step.policy), MAX_STEP_TEXT),
+        )
+        for step in answer.steps
+        if (index := pack.message_index(name, step.message)) is not None
+    ]
+    return Critique(fault, tuple(steps) if answer.fault == "agent" else ())
