@@ -15,7 +15,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from typing import Any
 
-from sandbox.admission.context import CheckContext, Thresholds, Verdict, fault_evidence, gather_all
+from sandbox.admission.context import CheckContext, EpisodeBudget, Thresholds, Verdict, fault_evidence, gather_all
 from sandbox.admission.diversity import diversity
 from sandbox.admission.execution import determinism, effects, latency, runs
 from sandbox.admission.interface import interface
@@ -69,6 +69,7 @@ async def admit(
     owner: str = "traced",
     has_user_model: bool = True,
     world_replay: WorldReplay | None = None,
+    budget: EpisodeBudget | None = None,
     clock: Callable[[], float] = time.perf_counter,
     on_check_start: Callable[[str], None] = lambda name: None,
 ) -> AdmissionReport:
@@ -87,6 +88,7 @@ async def admit(
             ``GoalUser``; ``base_rewards`` may set the model as ``source.user``.
         world_replay: the target's world and its agreement with recorded calls; the check "world" is made of an
             environment that stands on a world, if this is given.
+        budget: the turns and tokens of the training's episodes; with None the oracle may take any number.
         on_check_start: called with each check's name when the check starts.
     """
     thresholds = thresholds or Thresholds()
@@ -99,6 +101,7 @@ async def admit(
         target_texts or TargetTexts(),
         has_user_model,
         world_replay,
+        budget,
     )
     checks = await _run_checks(candidate, base_rewards, thresholds, clock, on_check_start)
     # A worker that was killed, but not for lack of memory, may have been killed from outside, so the checks run once
@@ -118,6 +121,7 @@ class _Candidate:
     target_texts: TargetTexts
     has_user_model: bool
     world_replay: WorldReplay | None
+    budget: EpisodeBudget | None
 
     def check_context(self, thresholds: Thresholds) -> CheckContext:
         """Return a context with two sandboxes of the environment, which have different hash seeds."""
@@ -130,7 +134,13 @@ class _Candidate:
             for seed in HASH_SEEDS
         )
         return CheckContext(
-            source, replica, thresholds, self.target_tools, self.target_error_examples, self.target_texts
+            source,
+            replica,
+            thresholds,
+            self.target_tools,
+            self.target_error_examples,
+            self.target_texts,
+            self.budget,
         )
 
 

@@ -9,7 +9,7 @@ are cancelled. Evidence is plain JSON and small: "examples" holds at most ``EXAM
 import asyncio
 import json
 import random
-from collections.abc import Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -100,6 +100,27 @@ class Thresholds:
     spread_mixed: float = 0.5
 
 
+@dataclass(frozen=True)
+class PlayTokens:
+    """Tokens of an episode by the model's template: of the whole chat, tools included, and of the largest answer."""
+
+    chat: int
+    message: int
+
+
+@dataclass(frozen=True)
+class EpisodeBudget:
+    """What an episode of the training has at most: assistant messages, tokens in all, tokens of one message.
+
+    ``count`` returns the tokens of an episode, None if the model's template cannot render it.
+    """
+
+    turns: int
+    tokens: int
+    message_tokens: int
+    count: Callable[[Task, list[Message]], PlayTokens | None]
+
+
 def example(seed: int, description: str, task: Task, messages: list[Message]) -> dict[str, Any]:
     """Return an episode as evidence; ``description`` is a sentence on what it shows."""
     chat = [{"role": "system", "content": task.system}, *task.messages, *messages]
@@ -161,6 +182,8 @@ class CheckContext:
     target_tools: list[Tool] | None
     target_error_examples: list[str]
     target_texts: TargetTexts = field(default_factory=TargetTexts)
+    # None if the training is unknown.
+    budget: EpisodeBudget | None = None
     # The oracle's episodes by seed.
     plays: dict[int, OraclePlay] = field(default_factory=dict)
     # Total size of the responses that held these episodes.

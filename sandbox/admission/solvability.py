@@ -1,8 +1,9 @@
 """Check that the oracle solves every probed seed by its messages alone, and that the base model has room to learn."""
 
+import asyncio
 import json
 import statistics
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from sandbox.admission.context import (
@@ -26,7 +27,10 @@ BaseRewards = Callable[[SandboxSource, list[int], int], Awaitable[list[list[floa
 
 
 async def oracle(context: CheckContext) -> Verdict:
-    """Check that the oracle, and an agent that sends its messages, end every seed with reward 1 and success."""
+    """Check that the oracle, and an agent that sends its messages, end every seed with reward 1 and success.
+
+    Their episodes must fit the turns and tokens of the training: what the oracle cannot do in them, no policy learns.
+    """
     plays = await context.oracle_plays(context.thresholds.seeds)
     seeds = context.panel(len(plays))
     # The oracle's messages are sent again as an agent would send them: to an episode whose ``oracle`` was never called,
@@ -73,7 +77,25 @@ async def oracle(context: CheckContext) -> Verdict:
     if examples:
         ranked = sorted(failed or unearned, key=lambda outcome: "parting" not in outcome)
         evidence |= {"first": ranked[0], "examples": examples[:EXAMPLES]}
-    return not examples, evidence
+    needs, fits = await asyncio.to_thread(_budget_needs, context, plays)
+    return not examples and fits, evidence | needs
+
+
+def _budget_needs(context: CheckContext, plays: Sequence[OraclePlay]) -> tuple[dict[str, object], bool]:
+    """Return the most that an oracle's episode needs with the training's bounds, and whether it fits them."""
+    budget = context.budget
+    if budget is None:
+        return {}, True
+    counts = [count for play in plays if (count := budget.count(play.task, context.chat(play))) is not None]
+    needs = {
+        "oracle_turns": (max(len(play.turns) for play in plays), budget.turns),
+        "oracle_tokens": (max((count.chat for count in counts), default=0), budget.tokens),
+        "message_tokens": (max((count.message for count in counts), default=0), budget.message_tokens),
+    }
+    evidence: dict[str, object] = {}
+    for name, (need, allowed) in needs.items():
+        evidence |= {name: need, f"{name}_allowed": allowed}
+    return evidence, all(need <= allowed for need, allowed in needs.values())
 
 
 def first_divergence(play: OraclePlay, agent_replay: Replay) -> str:

@@ -3,19 +3,22 @@
 Each environment is judged once per cycle, and the report is stored whatever the verdict.
 """
 
+import asyncio
 import json
 from collections.abc import Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass
 from itertools import takewhile
 
 from agents.transcript import transcript
 from sandbox import admission
 from sandbox.admission import Thresholds
 from sandbox.admission.checks import refusals
+from sandbox.admission.context import EpisodeBudget, PlayTokens
 from sandbox.admission.target_texts import TargetTexts, tool_answers
 from sandbox.admission.world import MeasuredShare, ToolReplay, WorldReplay, world_of
 from sandbox.client import SandboxSource
-from sandbox.contract import Tool
+from sandbox.contract import Message, Task, Tool
 from sandbox.docker_engine import connect
 from sandbox.errors import EnvironmentFault, EpisodeLost
 from sandbox.user import User
@@ -47,6 +50,45 @@ def thresholds(settings: Settings) -> Thresholds:
         spread_high=section.mean_high,
         spread_mixed=section.mixed,
     )
+
+
+@dataclass(frozen=True)
+class EpisodeLimits:
+    """What an episode of the training has at most: assistant messages, tokens in all, tokens of one message."""
+
+    turns: int
+    tokens: int
+    message_tokens: int
+
+
+def episode_limits(settings: Settings) -> EpisodeLimits:
+    """Return the limits of the training's episodes; a conversation must fit the engine as well."""
+    tokens = min(settings.training.max_length, settings.engine.max_length)
+    return EpisodeLimits(settings.training.max_turns, tokens, settings.engine.max_tokens)
+
+
+def _episode_budget(context: Context) -> EpisodeBudget:
+    """Return the limits with a function that counts the tokens of an episode by the model's chat template."""
+    # Imported here because it loads transformers.
+    from jinja2 import TemplateError
+
+    from traced.inference.chat_format import load_chat_format
+
+    chat_format = load_chat_format(context.model.path)
+
+    def count(task: Task, messages: list[Message]) -> PlayTokens | None:
+        chat = [{"role": "system", "content": task.system}, *task.messages, *messages]
+        own = [index for index, message in enumerate(chat) if message.get("role") == "assistant"]
+        try:
+            lengths = {index: len(chat_format.render(chat[:index], task.tools)) for index in (*own, len(chat))}
+            answers = [len(chat_format.render(chat[: index + 1], task.tools)) - lengths[index] for index in own]
+        # What a template cannot render raises one of these; the other checks judge such an episode.
+        except (TemplateError, TypeError, ValueError, KeyError, AttributeError, IndexError):
+            return None
+        return PlayTokens(lengths[len(chat)], max(answers, default=0))
+
+    limits = episode_limits(context.settings)
+    return EpisodeBudget(limits.turns, limits.tokens, limits.message_tokens, count)
 
 
 async def admit(context: Context, capability: str, environment: str) -> bool:
@@ -85,6 +127,7 @@ async def _judge(context: Context, environment: str) -> AdmissionReport:
             owner=context.sandbox_owner,
             has_user_model=has_user_model,
             world_replay=world_replay,
+            budget=await asyncio.to_thread(_episode_budget, context),
         )
     with context.write_session() as session:
         save_admission(session, report, cycle_id=context.cycle_id, at=context.now())

@@ -14,7 +14,7 @@ import asyncio
 import dataclasses
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 
 from agents.errors import BudgetSpent, ModelDenied, ModelError, ModelRefused, OutOfForm, SynthesisError
 from agents.llm.budget import Budget
@@ -39,7 +39,7 @@ from traced.core.errors import CapabilityError, StageError
 from traced.inference.routing_prompt import opening_text
 from traced.llm.connection import StoreLedger
 from traced.llm.connection import model as connected
-from traced.pipeline.admit import stored_report, thresholds
+from traced.pipeline.admit import episode_limits, stored_report, thresholds
 from traced.pipeline.collect import analyzed, collected
 from traced.pipeline.context import Context, RunningStage
 from traced.pipeline.world import make_world
@@ -302,7 +302,8 @@ def _first_dialogue(context: Context, capability: str) -> tuple[ChatMessage, ...
     episode_ids = {episode.id for episode in episodes}
     trajectories, labels = by_order(episodes, [label for label in labels if label.trajectory_id in episode_ids])
     has_user_model = bool(context.settings.target.user.model)
-    rules = Rules(requirements(thresholds(context.settings)), MAX_BYTES, has_user_model)
+    limits = astuple(episode_limits(context.settings))
+    rules = Rules(requirements(thresholds(context.settings)), MAX_BYTES, has_user_model, limits)
     return request_messages(capability_row, trajectories, labels, rules)
 
 

@@ -205,6 +205,8 @@ class Rules:
     largest: int
     # Whether the file may ask for a user that is a model.
     has_user_model: bool = False
+    # Of an episode in the training: assistant messages, tokens in all, tokens of one message; None if unknown.
+    budget: tuple[int, int, int] | None = None
 
 
 @dataclass(frozen=True)
@@ -248,6 +250,7 @@ def request_messages(
         *([_prompt_text("user")] if rules.has_user_model else []),
         "# What the file is checked for",
         _check_list(rules),
+        *([_budget_text(*rules.budget)] if rules.budget else []),
         "# An example: another capability of another target",
         f"```python\n{example().strip()}\n```",
         "# Your answer",
@@ -289,6 +292,15 @@ def example() -> str:
 def _delimited(name: str, text: str) -> str:
     """Return untrusted text between marks, in valid Unicode."""
     return delimited(name, replace_surrogates(text))
+
+
+def _budget_text(turns: int, tokens: int, message_tokens: int) -> str:
+    return (
+        f"# The budget of an episode\n\nAn episode of the training ends after {turns} messages of the agent, or when "
+        f"system message, tools, messages and answers together have {tokens} tokens; one message of the agent has at "
+        f"most {message_tokens} tokens. The oracle's play of every seed has to fit, by the tokens of the model that is "
+        "trained. Leave a third of the budget free: an agent that learns takes detours."
+    )
 
 
 def _check_list(rules: Rules) -> str:

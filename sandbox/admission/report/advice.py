@@ -286,7 +286,7 @@ def runs(evidence: Evidence) -> Iterator[str]:
 
 
 def oracle(evidence: Evidence) -> Iterator[str]:
-    """Yield advice on the seeds that the oracle, or an agent with its messages, does not solve."""
+    """Yield advice on the seeds that oracle or agent do not solve, and on a play that is too long."""
     failed, seeds, unearned = evidence.get("failed"), evidence.get("seeds"), evidence.get("unearned")
     if unearned:
         yield (
@@ -295,7 +295,8 @@ def oracle(evidence: Evidence) -> Iterator[str]:
             "was done, not at who did it or at ids and spacing of calls."
         )
         yield from _divergence(evidence.get("first"))
-    if not failed and unearned:
+    yield from _budget_advice(evidence)
+    if not failed:
         return
     if failed == seeds:
         yield (
@@ -315,6 +316,22 @@ def oracle(evidence: Evidence) -> Iterator[str]:
             f"{'success' if success else 'no success'} and the episode {'done' if done else 'not done'}. "
             f"{_failure_cause(first)}"
         )
+
+
+def _budget_advice(evidence: Evidence) -> Iterator[str]:
+    """Yield what the oracle needs and the training does not give."""
+    units = {
+        "oracle_turns": ("messages", "training.max_turns"),
+        "oracle_tokens": ("tokens in one episode", "training.max_length and engine.max_length"),
+        "message_tokens": ("tokens in one message", "engine.max_tokens"),
+    }
+    for name, (unit, setting) in units.items():
+        need, allowed = evidence.get(name), evidence.get(f"{name}_allowed")
+        if isinstance(need, int) and isinstance(allowed, int) and need > allowed:
+            yield (
+                f"The oracle needs {need} {unit}, and the training gives {allowed} ({setting}): make tasks shorter, "
+                "with fewer steps, shorter answers of the tools and a shorter system message, or raise the setting."
+            )
 
 
 def _divergence(first: object) -> Iterator[str]:
