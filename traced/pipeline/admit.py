@@ -78,10 +78,10 @@ def _episode_budget(context: Context) -> EpisodeBudget:
 
     def count(task: Task, messages: list[Message]) -> PlayTokens | None:
         chat = [{"role": "system", "content": task.system}, *task.messages, *messages]
-        own = [index for index, message in enumerate(chat) if message.get("role") == "assistant"]
+        indices = [index for index, message in enumerate(chat) if message.get("role") == "assistant"]
         try:
-            lengths = {index: len(chat_format.render(chat[:index], task.tools)) for index in (*own, len(chat))}
-            answers = [len(chat_format.render(chat[: index + 1], task.tools)) - lengths[index] for index in own]
+            lengths = {index: len(chat_format.render(chat[:index], task.tools)) for index in (*indices, len(chat))}
+            answers = [len(chat_format.render(chat[: index + 1], task.tools)) - lengths[index] for index in indices]
         # What a template cannot render raises one of these; the other checks judge such an episode.
         except (TemplateError, TypeError, ValueError, KeyError, AttributeError, IndexError):
             return None

@@ -18,12 +18,13 @@ from dataclasses import astuple, dataclass
 
 from agents.errors import BudgetSpent, ModelDenied, ModelError, ModelRefused, OutOfForm, SynthesisError
 from agents.llm.budget import Budget
+from agents.llm.endpoint import prompt_tokens
 from agents.llm.model import Model
 from agents.llm.question import ChatMessage, Purpose, Question, Usage
 from agents.synthesizer.builtin import WorldData, majority
 from agents.synthesizer.builtin import synthesize as write_environment
 from agents.synthesizer.llm.answer import extract_file, holds_environment
-from agents.synthesizer.llm.prompt import RefusedFile, Rules, repair_messages, request_messages
+from agents.synthesizer.llm.prompt import RefusedFile, Rules, example_pair, repair_messages, request_messages
 from agents.world.reconstruction import read_data
 from sandbox.admission import refusals
 from sandbox.admission.report import as_text, requirements
@@ -47,6 +48,9 @@ from traced.pipeline.world import make_world
 BUILTIN, LLM = "builtin", "llm"
 # Above 0, because several candidates must differ, and a repair must differ from one that failed before.
 TEMPERATURE = 0.7
+# Tokens of a report on a refused file, and of the marks around the conversations.
+REPORT_TOKENS = 5_000
+UNLIMITED = 10**9
 REFUSAL = 1_000  # characters kept of an answer without a file
 _TITLE = re.compile(r"\A(?:# Written by [^\n]*\n)+")
 
@@ -67,7 +71,7 @@ async def synthesize(context: Context, capability: str, attempt: int) -> str:
         # Present if parsing alone was enough to refuse the file.
         report = stored_report(context, record.hash)
         refusal_text = f", refused by {', '.join(refusals(report))}" if report and not report.admitted else ""
-        stage.detail = {"environment": record.hash, "attempt": attempt, "synthesizer": record.synthesizer}
+        stage.detail |= {"environment": record.hash, "attempt": attempt, "synthesizer": record.synthesizer}
         stage.figure = f"env:{record.hash[:12]}{refusal_text}"
     return record.hash
 
@@ -199,12 +203,19 @@ async def write(context: Context, capability: str, attempt: int, stage: RunningS
         )
     place = attempt % limits.environments_per_start
     first = attempt - place
-    dialogue = await asyncio.to_thread(_first_dialogue, context, capability)
     purpose = Purpose(context.cycle_id, "synthesize", capability)
     ledger = StoreLedger(context.store, context.now)
     budget = Budget(limits.max_tokens, limits.max_cost, 60 * limits.max_minutes)
     try:
         async with connected(context.settings, ledger, budget) as model:
+            context_tokens = model.endpoint.context_tokens
+            dialogue, omitted = await asyncio.to_thread(_first_dialogue, context, capability, context_tokens)
+            if omitted:
+                stage.detail |= {"characters not shown": omitted, "context": context_tokens}
+                context.progress.note(
+                    f"The context of {context_tokens} tokens is too small: {omitted} characters of the conversations "
+                    f"that show {capability} are not in the prompt."
+                )
             request = SynthesisRequest(context, model, purpose, dialogue)
             if place < limits.candidates:
                 return await _write_candidates(request, range(attempt, first + limits.candidates), stage)
@@ -294,7 +305,12 @@ def _title(context: Context, capability: str, attempt: int, base: EnvironmentRec
     return f"# Written by {author}: start {start + 1}, {position}{origin}."
 
 
-def _first_dialogue(context: Context, capability: str) -> tuple[ChatMessage, ...]:
+def _first_dialogue(context: Context, capability: str, context_tokens: int) -> tuple[tuple[ChatMessage, ...], int]:
+    """Return the dialogue that requests a first file, and the characters of its conversations that do not fit.
+
+    Args:
+        context_tokens: Of the model, for prompt and answer; 0 if unknown, and then nothing is left out.
+    """
     with context.read_session() as session:
         capability_row = get_capability(session, context.cycle_id, capability)
         labels = list_labels(session, context.cycle_id)
@@ -304,7 +320,14 @@ def _first_dialogue(context: Context, capability: str) -> tuple[ChatMessage, ...
     has_user_model = bool(context.settings.target.user.model)
     limits = astuple(episode_limits(context.settings))
     rules = Rules(requirements(thresholds(context.settings)), MAX_BYTES, has_user_model, limits)
-    return request_messages(capability_row, trajectories, labels, rules)
+    available = UNLIMITED
+    if context_tokens:
+        dialogue = request_messages(capability_row, trajectories, labels, rules)
+        # A repair sends the dialogue, the refused file and the report on it, and gets another file.
+        reserved = 2 * context.settings.synthesis.file_tokens + REPORT_TOKENS
+        available = context_tokens - prompt_tokens(dialogue) - reserved
+    pair = example_pair(trajectories, labels, capability, max(available, 0))
+    return request_messages(capability_row, trajectories, labels, rules, pair), pair.omitted
 
 
 def _chain(context: Context, capability: str, first: int, attempt: int) -> list[JudgedAttempt]:

@@ -3,8 +3,8 @@
 Equal inputs give equal bytes, because stored replies are found by the prompt's hash. Text of users, tools, analysts and
 environments stands between marks, and the text outside the marks does not depend on it. Of a trajectory only messages
 and tools are used; conversations are numbered ("t03"), because their ids may reveal tasks. The caller gives the checks
-that a file must pass (``Rules``). Each part is clipped except tools and the example; the whole prompt may exceed a
-model's context.
+that a file must pass (``Rules``). Policies, tools, the example, and one failure and one success (``example_pair``) are
+whole, the other parts are clipped; the prompt without that pair may exceed a model's context.
 """
 
 import inspect
@@ -13,7 +13,9 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
+from itertools import product
 
+from agents.llm.endpoint import estimated_tokens
 from agents.llm.question import IS_DATA, ChatMessage, delimited
 from agents.synthesizer.builtin import majority
 from agents.synthesizer.llm.answer import holds_environment
@@ -24,17 +26,18 @@ from store.types import Capability, Label, Message, Outcome, Tool, Trajectory, V
 
 # System messages shown; they may differ from task to task.
 MAX_POLICIES = 3
-# In characters, as all limits without another unit.
-MAX_POLICY = 4_000
 # Answers shown of one tool that differ in their fields.
 MAX_RESULTS = 2
 MAX_ERRORS = 3
+# In characters, as all limits without another unit.
 MAX_ANSWER = 700
 # Failures shown.
 MAX_SPANS = 6
 # Messages shown around the one that decided a label.
 MESSAGES_BEFORE, MESSAGES_AFTER = 4, 2
 MAX_MESSAGE = 700
+# A shorter excerpt of a message says nothing.
+MIN_MESSAGE = 120
 MAX_ARGUMENTS = 400
 # Nesting levels of an answer down to which fields are named.
 MAX_DEPTH = 6
@@ -48,11 +51,14 @@ MAX_TEXT = 1_000
 
 
 def frequent_policies(trajectories: Iterable[Trajectory]) -> list[str]:
-    """Return the most frequent system messages, each once, at most ``MAX_POLICIES``."""
-    counts = Counter(
+    """Return the most frequent system messages, each once and whole, at most ``MAX_POLICIES``."""
+    return [text for text, _ in _policy_counts(trajectories).most_common(MAX_POLICIES)]
+
+
+def _policy_counts(trajectories: Iterable[Trajectory]) -> Counter[str]:
+    return Counter(
         conversation.system for conversation in transcripts(list(trajectories)) if conversation.system.strip()
     )
-    return [clipped(text, MAX_POLICY) for text, _ in counts.most_common(MAX_POLICIES)]
 
 
 def tool_text(trajectories: Iterable[Trajectory]) -> str:
@@ -112,9 +118,18 @@ def failure_texts(trajectories: Sequence[Trajectory], labels: Iterable[Label], c
     ]
     step = max(1, len(lacking_failures) // MAX_SPANS)
     return [
-        _span(number, trajectory, _deciding_message(citations[trajectory.id]))
+        _span(number, trajectory, _deciding_message(citations[trajectory.id]), _reason(labels, capability, trajectory))
         for number, trajectory in lacking_failures[::step][:MAX_SPANS]
     ]
+
+
+def _reason(labels: Iterable[Label], capability: str, trajectory: Trajectory) -> dict[str, str]:
+    """Return why a trajectory lacks a capability and the sentence of the policy that it broke, if they were given."""
+    for label in labels:
+        is_of_trajectory = (label.trajectory_id, label.capability) == (trajectory.id, capability)
+        if is_of_trajectory and label.verdict is Verdict.LACKING and label.reason:
+            return {"why": label.reason} | ({"broken rule": label.policy} if label.policy else {})
+    return {}
 
 
 def _deciding_message(votes: Mapping[int, int]) -> int | None:
@@ -122,13 +137,13 @@ def _deciding_message(votes: Mapping[int, int]) -> int | None:
     return min(votes, key=lambda index: (-votes[index], index), default=None)
 
 
-def _span(number: int, trajectory: Trajectory, deciding: int | None) -> str:
+def _span(number: int, trajectory: Trajectory, deciding: int | None, reason: Mapping[str, str]) -> str:
     """Return the first user message and the messages around ``deciding``, or the last ones if no run cited any."""
     last = len(trajectory.messages) - 1
     middle = last if deciding is None else min(deciding, last)
     opening_index = next((n for n, message in enumerate(trajectory.messages) if message.get("role") == "user"), 0)
     indices = sorted({opening_index, *range(max(0, middle - MESSAGES_BEFORE), min(last, middle + MESSAGES_AFTER) + 1)})
-    lines = [f"conversation t{number:02d}, {last + 1} messages, of which these"]
+    lines = [f"conversation t{number:02d}, {last + 1} messages, of which these", *([_json(reason)] if reason else [])]
     for index in indices:
         message = trajectory.messages[index]
         if message.get("role") not in ("system", "developer"):
@@ -138,22 +153,81 @@ def _span(number: int, trajectory: Trajectory, deciding: int | None) -> str:
     return "\n".join(lines)
 
 
-def public(message: Message) -> dict[str, object]:
+@dataclass(frozen=True)
+class ExamplePair:
+    """A failure and a success in full, as text, and the number of characters that did not fit."""
+
+    texts: tuple[str, ...] = ()
+    omitted: int = 0
+
+
+NO_PAIR = ExamplePair()
+
+
+def example_pair(
+    trajectories: Sequence[Trajectory], labels: Sequence[Label], capability: str, tokens: int
+) -> ExamplePair:
+    """Return a failure that lacked the capability and a success that exercised it, of one task if possible.
+
+    Args:
+        tokens: the most that both may have together; if they have more, the longest messages are clipped.
+    """
+    verdicts = majority(labels, capability)
+    numbered = list(enumerate(trajectories))
+    failures = [
+        entry
+        for entry in numbered
+        if entry[1].outcome is Outcome.FAILURE and verdicts.get(entry[1].id) is Verdict.LACKING
+    ]
+    successes = [
+        entry
+        for entry in numbered
+        if entry[1].outcome is Outcome.SUCCESS and verdicts.get(entry[1].id) is Verdict.PRESENT
+    ]
+    # Of one task first; within a task and otherwise in the order of the trajectories.
+    pairs = sorted(
+        product(failures, successes),
+        key=lambda pair: (pair[0][1].source, pair[0][1].task_id) != (pair[1][1].source, pair[1][1].task_id),
+    )
+    entries = pairs[0] if pairs else tuple(failures[:1] or successes[:1])
+    limit = max((len(message_text(message)) for _, item in entries for message in item.messages), default=0)
+    full_size = sum(len(_conversation(*entry, limit)) for entry in entries)
+    while limit > MIN_MESSAGE and estimated_tokens("".join(_conversation(*entry, limit) for entry in entries)) > tokens:
+        limit = max(limit * 3 // 4, MIN_MESSAGE)
+    texts = tuple(_conversation(*entry, limit) for entry in entries)
+    if estimated_tokens("".join(texts)) > tokens:
+        return ExamplePair((), full_size)
+    return ExamplePair(texts, full_size - sum(map(len, texts)))
+
+
+def _conversation(number: int, trajectory: Trajectory, limit: int) -> str:
+    """Return a conversation without its system message; texts and arguments have at most ``limit`` characters."""
+    outcome = "success" if trajectory.outcome is Outcome.SUCCESS else "failure"
+    lines = [f"conversation t{number:02d}, a {outcome}"]
+    for index, message in enumerate(trajectory.messages):
+        if message.get("role") not in ("system", "developer"):
+            lines.append(_json({"m": index, **public(message, limit, limit)}))
+    return "\n".join(lines)
+
+
+def public(message: Message, text_limit: int = MAX_MESSAGE, argument_limit: int = MAX_ARGUMENTS) -> dict[str, object]:
     """Return the fields of a message that a chat shows: role, text and calls."""
     calls = message.get("tool_calls")
     fields = {
         "role": clipped(str(message.get("role")), 20),
-        "content": clipped(message_text(message), MAX_MESSAGE),
-        "calls": [_call(call) for call in calls if isinstance(call, dict)] if isinstance(calls, list) else [],
+        "content": clipped(message_text(message), text_limit),
+        "calls": [_call(call, argument_limit) for call in calls if isinstance(call, dict)]
+        if isinstance(calls, list)
+        else [],
     }
     return {key: value for key, value in fields.items() if value}
 
 
-def _call(call: Mapping[str, object]) -> str:
+def _call(call: Mapping[str, object], limit: int) -> str:
     function = call.get("function")
     function = function if isinstance(function, dict) else {}
     raw = function.get("arguments", "")
-    arguments = clipped(raw if isinstance(raw, str) else _json(raw), MAX_ARGUMENTS)
+    arguments = clipped(raw if isinstance(raw, str) else _json(raw), limit)
     return f"{clipped(str(function.get('name', '')), 80)}({arguments})"
 
 
@@ -218,7 +292,11 @@ class RefusedFile:
 
 
 def request_messages(
-    capability: Capability, trajectories: Sequence[Trajectory], labels: Sequence[Label], rules: Rules
+    capability: Capability,
+    trajectories: Sequence[Trajectory],
+    labels: Sequence[Label],
+    rules: Rules,
+    pair: ExamplePair = NO_PAIR,
 ) -> tuple[ChatMessage, ...]:
     """Return the dialogue that requests a first file."""
     fields = {
@@ -231,18 +309,21 @@ def request_messages(
     }
     texts = "\n".join(f"{field}: {clipped(text, MAX_TEXT)}" for field, text in fields.items() if text.strip())
     policies = [_delimited("policy", text) for text in frequent_policies(trajectories)]
+    further = len(_policy_counts(trajectories)) - len(policies)
     failed = [_delimited("failure", text) for text in failure_texts(trajectories, labels, capability.name)]
     parts = [
         "# The capability",
         _delimited("capability", texts),
         "# The target: its policy, as its agents are told it (it may differ from task to task)",
         *(policies or ["None was recorded."]),
+        *([f"{further} further, less frequent ones are not shown."] if further > 0 else []),
         "# The target: its tools",
         _delimited("tools", tool_text(trajectories)),
         "# The target: the state behind its tools, as their answers show it",
         _delimited("answers", state_text(trajectories)),
         "# What happened where the capability was lacking",
         *(failed or ["No conversation can be shown."]),
+        *(["# Whole conversations", *(_delimited("conversation", text) for text in pair.texts)] if pair.texts else []),
         "# The contract (sandbox/contract.py)",
         f"```python\n{inspect.getsource(contract).strip()}\n```",
         "# Rewards, scenarios, fidelity",

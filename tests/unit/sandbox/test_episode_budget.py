@@ -3,6 +3,7 @@
 import dataclasses
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -40,7 +41,7 @@ async def verdict(budget: EpisodeBudget | None) -> Check:
     ],
 )
 async def test_an_oracle_that_needs_more_than_the_budget_is_refused_with_both(
-    changes: dict[str, int], need: str, setting: str
+    changes: dict[str, Any], need: str, setting: str
 ) -> None:
     check = await verdict(dataclasses.replace(SPACIOUS, **changes))
     assert not check.passed
@@ -48,10 +49,10 @@ async def test_an_oracle_that_needs_more_than_the_budget_is_refused_with_both(
     text = " ".join(as_text(AdmissionReport("hash", False, [check])).split())
     assert need in text
     assert setting in text
-    assert f"The oracle needs {max(check.evidence[name] for name in named(changes))} " in text
+    assert f"The oracle needs {max(check.evidence[name] for name in evidence_names(changes))} " in text
 
 
-def named(changes: dict[str, int]) -> list[str]:
+def evidence_names(changes: dict[str, int]) -> list[str]:
     names = {"turns": "oracle_turns", "tokens": "oracle_tokens", "message_tokens": "message_tokens"}
     return [names[key] for key in changes]
 
@@ -61,9 +62,9 @@ async def test_an_oracle_within_the_budget_passes_and_its_needs_are_in_the_evide
     assert check.passed
     assert 0 < check.evidence["oracle_turns"] <= check.evidence["oracle_turns_allowed"] == 16
     assert check.evidence["message_tokens"] < check.evidence["oracle_tokens"] < 100_000
-    without = await verdict(None)
-    assert without.passed
-    assert "oracle_turns" not in without.evidence
+    unlimited = await verdict(None)
+    assert unlimited.passed
+    assert "oracle_turns" not in unlimited.evidence
 
 
 async def test_an_episode_that_the_template_cannot_render_is_not_refused_for_its_length() -> None:

@@ -15,11 +15,13 @@ from typing import Any
 
 import pytest
 
+from agents.llm.endpoint import estimated_tokens
 from agents.llm.question import IS_DATA, ChatMessage
 from agents.synthesizer.llm.prompt import (
     MAX_ANSWER,
     RefusedFile,
     Rules,
+    example_pair,
     failure_texts,
     frequent_policies,
     repair_messages,
@@ -181,7 +183,74 @@ def test_long_texts_are_clipped() -> None:
     )
     assert f"(+{len(json.dumps({'note': 'y' * 5_000}, separators=(',', ':'))) - MAX_ANSWER} characters)" in text
     assert len(text) < 6_000
-    assert frequent_policies([conversation("a", system="z" * 9_000)])[0].startswith("z" * 4_000 + "… (+5000")
+
+
+def test_policies_are_whole_and_those_not_shown_are_counted() -> None:
+    assert frequent_policies([conversation("a", system="z" * 9_000)]) == ["z" * 9_000]
+    trajectories = [conversation(f"a{number}", user("Hi"), system=f"Policy number {number}.") for number in range(5)]
+    text = request_messages(CAPABILITY, trajectories, [], RULES)[1].text
+    assert [f"Policy number {number}." in text for number in range(5)] == [True] * 3 + [False] * 2
+    assert "2 further, less frequent ones are not shown." in text
+
+
+REASON, BROKEN_RULE = "It cancelled before it looked.", "Look an order up before you cancel it."
+
+
+def reasoned(values: Sequence[Label]) -> list[Label]:
+    return [
+        replace(label, reason=REASON, policy=BROKEN_RULE) if label.verdict is Verdict.LACKING else label
+        for label in values
+    ]
+
+
+def test_reasons_and_broken_rules_of_the_labels_are_shown_between_marks() -> None:
+    message = request_messages(CAPABILITY, talks(), reasoned(labels()), RULES)
+    spans = [text for text in re.findall(r"<failure \w+>\n(.*?)\n</failure", message[1].text, re.DOTALL)]
+    assert len(spans) == 2
+    assert all(json.loads(span.splitlines()[1]) == {"why": REASON, "broken rule": BROKEN_RULE} for span in spans)
+    assert REASON not in outside(message)
+
+
+def same_task(trajectories: Sequence[Trajectory], *ids: str) -> list[Trajectory]:
+    return [replace(item, task_id="same" if item.id in ids else item.id) for item in trajectories]
+
+
+def test_one_failure_and_one_success_of_its_task_are_shown_in_full() -> None:
+    trajectories = same_task(talks(), "a", "c")
+    pair = example_pair(trajectories, labels(), CAPABILITY.name, 10_000)
+    assert [text.splitlines()[0] for text in pair.texts] == [
+        "conversation t02, a failure",
+        "conversation t00, a success",
+    ]
+    for text, item in zip(pair.texts, (trajectories[2], trajectories[0]), strict=True):
+        assert [json.loads(line)["m"] for line in text.splitlines()[1:]] == list(range(1, len(item.messages)))
+    assert pair.omitted == 0
+    message = request_messages(CAPABILITY, trajectories, labels(), RULES, pair)
+    assert all(text in message[1].text for text in pair.texts)
+    assert "conversation t02" not in outside(message)
+    other = example_pair(same_task(talks(), "a", "b"), labels(), CAPABILITY.name, 10_000)
+    assert other.texts[0].startswith("conversation t01, a failure")
+
+
+def test_what_of_the_pair_does_not_fit_is_counted() -> None:
+    long = [
+        replace(item, messages=[*item.messages, {"role": "assistant", "content": "word " * 4_000}]) for item in talks()
+    ]
+    whole_pair = example_pair(long, labels(), CAPABILITY.name, 100_000)
+    assert (whole_pair.omitted, len(whole_pair.texts)) == (0, 2)
+    clipped_pair = example_pair(long, labels(), CAPABILITY.name, 2_000)
+    assert estimated_tokens("".join(clipped_pair.texts)) <= 2_000
+    missing = sum(map(len, whole_pair.texts)) - sum(map(len, clipped_pair.texts))
+    assert clipped_pair.omitted == missing > 30_000
+    nothing = example_pair(long, labels(), CAPABILITY.name, 10)
+    assert (nothing.texts, nothing.omitted) == ((), sum(map(len, whole_pair.texts)))
+    assert example_pair(talks(), [], CAPABILITY.name, 10_000).texts == ()
+
+
+def test_the_budget_of_an_episode_is_in_the_prompt() -> None:
+    text = request_messages(CAPABILITY, talks(), labels(), replace(RULES, budget=(16, 1024, 256)))[1].text
+    assert "ends after 16 messages of the agent" in text
+    assert "have 1024 tokens; one message of the agent has at most 256 tokens" in " ".join(text.split())
 
 
 INJECTION = (
