@@ -283,7 +283,7 @@ def gate_passes(environment: Rounds, target: Rounds, regression: Rounds, policy:
     """Return whether the gate passes after one of its rounds."""
     result = None
     for number, rounds_played in enumerate(zip(environment, target, regression, strict=True), start=1):
-        evidence = dict(zip(gate_module.NAMES, rounds_played, strict=True))
+        evidence = dict(zip(policy.names, rounds_played, strict=True))
         result = judge_counts("a@v1", evidence, policy, round_number=number, earlier=result)
         if result.answer is not GateAnswer.INCONCLUSIVE:
             return result.answer is GateAnswer.PASS

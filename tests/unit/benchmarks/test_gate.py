@@ -8,7 +8,7 @@ import pytest
 from benchmarks.gate import ENVIRONMENT_SEEDS, Cell, Game, gate_passes, gate_share, parts, passes, share
 from store.types import GateAnswer
 from traced.evaluation import gate as gate_module
-from traced.evaluation.gate import judge_comparison
+from traced.evaluation.gate import GatePolicy, judge_comparison
 from traced.evaluation.intervals import Pair, count_pairs
 
 CELL = Cell(base=0.5, correlation=0.5, tasks=40, trials=3)
@@ -65,4 +65,4 @@ def test_answers_are_those_of_the_gate() -> None:
     assert gate_share(environment, losing, unchanged, CELL.policy) == 0.0
     passed = [gate_passes(*simulation, CELL.policy) for simulation in zip(environment, gaining, unchanged, strict=True)]
     assert 0 < sum(passed) <= 60 * share("target", gaining, CELL)
-    assert gate_module.NAMES == ("environment", "target", "regression"), "the order in which gate_passes gives them"
+    assert GatePolicy().names == ("environment", "target", "regression"), "the order in which gate_passes gives them"
