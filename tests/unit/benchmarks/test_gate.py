@@ -7,7 +7,6 @@ import pytest
 
 from benchmarks.gate import ENVIRONMENT_SEEDS, Cell, Game, gate_passes, gate_share, parts, passes, share
 from store.types import GateAnswer
-from traced.evaluation import gate as gate_module
 from traced.evaluation.gate import GatePolicy, judge_comparison
 from traced.evaluation.intervals import Pair, count_pairs
 
