@@ -47,12 +47,13 @@ import os
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from agents.analyst.builtin import discover, label_runs
 from agents.analyst.llm.analysis import Analysis
+from agents.analyst.llm.labelling import completed_runs
 from agents.contrast import contrast, retained
 from agents.synthesizer.builtin import majority
 from benchmarks import planted
@@ -300,10 +301,17 @@ def renamed_figures(conversations: Conversations, parts: str, count: int, seed: 
 
 def llm_figures(recording: Recording, conversations: Conversations) -> dict[str, Any]:
     """Return the figures of the llm analyst by recorded replies, with its cost."""
-    analysis, usage = asyncio.run(analyse_by_replies(recording, list(conversations.trajectories.values())))
+    trajectories = recording.selection(conversations.trajectories.values())
+    by_id = {item.id: item for item in trajectories}
+    references = {key: entry for key, entry in conversations.references.items() if key in by_id}
+    conversations = Conversations(by_id, references)
+    analysis, usage = asyncio.run(analyse_by_replies(recording, trajectories))
+    # Runs stop early where they agree; a contrast needs them complete.
+    analysis = replace(analysis, labels=completed_runs(analysis.labels))
     cost = {"calls": usage.calls, "prompt_tokens": usage.prompt_tokens, "completion_tokens": usage.completion_tokens}
     per_1000 = 1000 * usage.cost / len(conversations.trajectories)
-    return judge(analysis, conversations) | {"model": recording.model, "cost": cost | {"per_1000": per_1000}}
+    figures = {"model": recording.model, "conversations": len(trajectories), "cost": cost | {"per_1000": per_1000}}
+    return judge(analysis, conversations) | figures
 
 
 def compare_with_aims(planted_result: Mapping[str, Any], figures: Mapping[str, Any]) -> dict[str, bool]:

@@ -1,13 +1,13 @@
-"""What the llm analyst costs on recorded conversations, and what it finds with the recorded replies of one reader.
+"""What the llm analyst costs on recorded conversations.
 
-    python -m benchmarks.analyst_cost FILE [--tools tools.json] [--replay] [--json]
+    python -m benchmarks.analyst_cost FILE [--tools tools.json] [--json]
 
 FILE is a result file of tau-bench; the figures in docs/models.md are those of its 120 airline conversations of gpt-4o.
 The cost is that of the prompts which the analyst would send, at 3 and 15 per million tokens of prompt and answer, in
 full: no discount for repeated prefixes. Tokens are counted by tiktoken's cl100k_base where its file is at hand
 (``TIKTOKEN_CACHE_DIR``), otherwise estimated from the bytes. Aim: at most 30 per 1,000 conversations if the labelling
-runs agree. ``--replay`` also runs ``traced import`` and ``traced analyze`` on the target of the recorded replies
-(``benchmarks.llm_replay``). Exit code 1 when the aim is missed. Not covered: corrections of answers, reasoning tokens.
+runs agree. Exit code 1 when the aim is missed. Not covered: corrections of answers, reasoning tokens. What the analyst
+finds with recorded replies is in ``benchmarks.analysis``.
 """
 
 import argparse
@@ -30,24 +30,18 @@ from agents.analyst.llm.prompting import make_prompter
 from agents.llm.endpoint import Endpoint, estimated_tokens
 from agents.llm.model import Model
 from agents.llm.question import InMemoryLedger, Purpose
-from benchmarks.llm_replay import AIRLINE, Replay
 from store.database import open_store, read_session, sqlite_url
 from store.repositories.trajectories import TrajectoryFilter, list_trajectories
 from store.types import Trajectory
-from tests.scripted_model import scripted_server
 
 AIMS = {"per_1000": 30.0}
 CONTEXT = 100_000
 ROOT = Path(__file__).parents[1]
-# The target under whose name the recorded replies were given: it decides which conversations are held out.
-TARGET = ('target.name="recorded-airline"', 'target.kind="recorded"', "target.held_out=0.75")
-REPLAY = ('llm.model="replay"', "llm.context_tokens=200000", "analysis.runs=3", "collect.episodes=200")
 
 
 def traced(folder: Path, *arguments: str) -> dict[str, Any]:
     """Run a command of traced and return its JSON report."""
-    settings = [word for pair in TARGET for word in ("--set", pair)]
-    command = [sys.executable, "-m", "traced", *arguments, *settings, "--data-dir", str(folder), "--json"]
+    command = [sys.executable, "-m", "traced", *arguments, "--data-dir", str(folder), "--json"]
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     process = subprocess.run(command, cwd=folder, env=environment, stdout=subprocess.PIPE, text=True, check=False)
     report: dict[str, Any] = json.loads(process.stdout.splitlines()[-1])
@@ -79,7 +73,7 @@ def measure(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
     tools = ["--tools", str(options.tools.resolve())] if options.tools else []
     traced(folder, "import", str(options.file.resolve()), *tools)
     with read_session(open_store(sqlite_url(folder / "traced.db"))) as session:
-        trajectories = list_trajectories(session, TrajectoryFilter(source="recorded-airline"))
+        trajectories = list_trajectories(session, TrajectoryFilter())
     counter, count_tokens = token_counter()
     by_task = estimate(trajectories, count_tokens)
     without_tasks = estimate([replace(trajectory, task_id="") for trajectory in trajectories], count_tokens)
@@ -93,19 +87,6 @@ def measure(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
         "estimate": by_task.as_json(),
         "aims": AIMS,
     }
-    if options.replay:
-        replay = Replay(AIRLINE)
-        with scripted_server(replay) as server:
-            pairs = (*REPLAY, f"llm.base_url={json.dumps(server.url)}")
-            report = traced(
-                folder, "analyze", "--analyst", "llm", *(word for pair in pairs for word in ("--set", pair))
-            )
-        figures["replay"] = {
-            "requests": len(server.requests),
-            "capabilities": {row["capability"]: row["delta"] for row in report["capabilities"]},
-            "retained": [row["capability"] for row in report["capabilities"] if row["retained"]],
-            "unused_replies": len(replay.unused),
-        }
     return figures | {"meets": figures["per_1000"] <= AIMS["per_1000"]}
 
 
@@ -114,7 +95,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.analyst_cost", description="Cost of the llm analyst.")
     parser.add_argument("file", type=Path, help="recorded conversations of tau-bench")
     parser.add_argument("--tools", type=Path, help="tool definitions; default: inferred from the calls")
-    parser.add_argument("--replay", action="store_true", help="run the analysis with the recorded replies")
     parser.add_argument("--json", action="store_true", help="print one JSON object on the last line")
     options = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory() as folder:

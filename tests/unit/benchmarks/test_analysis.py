@@ -3,6 +3,7 @@
 import asyncio
 import gzip
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from agents.analyst.builtin import CANDIDATES, label_runs
 from agents.analyst.corpus import mine
 from agents.analyst.view import views
 from agents.llm.question import ChatMessage, Purpose, Question
-from benchmarks.analysis import Citation, Conversations, citations, last_writes, main, read_data, score
+from benchmarks.analysis import REPLIES, Citation, Conversations, citations, last_writes, main, read_data, score
 from benchmarks.recorded_replies import MissingReply, ReplayLedger, analyse_by_replies, read_recording
 from benchmarks.renaming import NAMES, TEXTS, renamed
 from benchmarks.tau_reference import Kind, Reference, reference
@@ -165,3 +166,14 @@ def test_renamed_conversations_have_the_same_findings(parts: str) -> None:
     moving_on = [item for item in CANDIDATES if item.name == "moving-on"]
     labels, other_labels = (label_runs(group, moving_on, runs=[0], seed=0) for group in (rows, translations))
     assert labels == other_labels
+
+
+def test_the_recorded_replies_name_their_tasks_and_the_order_of_the_conversations() -> None:
+    recording = read_recording(REPLIES)
+    assert (len(recording.replies), len(recording.tasks), recording.runs) == (24, 7, 3)
+    trajectories = [
+        replace(talk(user("Hi"), name=f"{task}-{trial}"), task_id=task, trial=trial)
+        for task, trial in (("7", 1), ("40", 0), ("999", 0), ("7", 0))
+    ]
+    assert [item.id for item in recording.selection(trajectories)] == ["40-0", "7-0", "7-1"]
+    assert len(replace(recording, tasks=[]).selection(trajectories)) == 4
