@@ -207,8 +207,9 @@ async def measure(folder: Path, options: argparse.Namespace, note: Any) -> dict[
             for name in waiting:
                 await place.traced("approve", name, "--policy", "canary", "--yes")
             while figures["canary_conversations"] < options.canary:
-                await agent.serve(draw(BATCH), "canary", feedback=True)
-                figures["canary_conversations"] += BATCH
+                count = min(BATCH, options.canary - figures["canary_conversations"])
+                await agent.serve(draw(count), "canary", feedback=True)
+                figures["canary_conversations"] += count
                 traffic = await _traffic(place)
                 note(f"{figures['canary_conversations']} conversations with canaries: {traffic}")
                 if all("canary" not in state for state in traffic.values()):

@@ -30,10 +30,10 @@ SETTINGS = [
 @pytest.mark.timeout(900)
 def test_from_traffic_to_a_canary(tmp_path: Path) -> None:
     notes: list[str] = []
-    options = argparse.Namespace(seed=0, conversations=100, paired=12, canary=100, settings=SETTINGS)
+    options = argparse.Namespace(seed=0, conversations=100, paired=4, canary=40, settings=SETTINGS)
     figures = asyncio.run(measure(tmp_path, options, notes.append))
     assert figures["gated"], notes
     # Trained for two iterations an adapter is as good as the base: which end its canary comes to does not matter here.
     assert figures["traffic"].keys() >= set(figures["gated"])
-    assert figures["canary_conversations"] == 100
+    assert figures["canary_conversations"] == 40
     assert set(figures["promoted"]) <= set(figures["gated"])
