@@ -10,6 +10,7 @@ import random
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from itertools import chain
 
 from sqlmodel import Session
 
@@ -33,7 +34,15 @@ from traced.evaluation.intervals import rate
 from traced.pipeline.context import Context, RunningStage
 from traced.pipeline.episodes import BASE, episodes, first_jobs, model_policy, split_jobs, trials_of, trials_text
 from traced.pipeline.self_check import SELF_CHECK, self_check
-from traced.pipeline.toolsets import MIN_OUTCOMES, Selection, called_tools, select_toolset, with_declared_tools
+from traced.pipeline.toolsets import (
+    MIN_OUTCOMES,
+    Selection,
+    called_tools,
+    fits,
+    select_toolset,
+    toolset_of,
+    with_declared_tools,
+)
 from traced.rollouts.episodes import EpisodeJob
 from traced.targets.conversation_target import EXCLUDED, HELD_OUT, TRAIN
 from traced.targets.registry import Target
@@ -199,6 +208,12 @@ def collected(context: Context) -> list[Trajectory]:
             ids = labelled_trajectories(session, context.cycle_id) or _sample(context, session)
             return with_declared_tools(get_trajectories(session, ids, tokens=False))
         return list_trajectories(session, collected_filter(context))
+
+
+def of_tool_set(context: Context, trajectories: Iterable[Trajectory]) -> list[Trajectory]:
+    """Return the conversations of a recorded target that have the tool set of the cycle's collection, or no tools."""
+    tools = toolset_of(chain.from_iterable(row.tools for row in collected(context)))
+    return [row for row in trajectories if not row.tools or fits(toolset_of(row.tools), tools)]
 
 
 def _sample(context: Context, session: Session) -> list[str]:

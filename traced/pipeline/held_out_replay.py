@@ -18,7 +18,7 @@ from store.repositories.cycles import list_stage_events
 from store.repositories.environments import get_source, save_source
 from store.repositories.trajectories import TrajectoryFilter, list_trajectories
 from traced.core.errors import StageError
-from traced.pipeline.collect import collected
+from traced.pipeline.collect import collected, of_tool_set
 from traced.pipeline.context import Context
 from traced.pipeline.train import TRAINING_SEEDS
 from traced.pipeline.world import make_world
@@ -72,6 +72,7 @@ async def _make(context: Context) -> tuple[dict[str, Any], str]:
     settings = context.settings.gate
     with context.read_session() as session:
         held_out = list_trajectories(session, TrajectoryFilter(source=context.target.name, split=HELD_OUT))
+    held_out = of_tool_set(context, held_out)
     tasks = len({row.task_id for row in held_out if row.outcome.is_judged})
     trials = min(TRIALS_PER_ROUND, -(-settings.seeds * settings.trials // max(1, tasks)))
     try:

@@ -34,6 +34,7 @@ from traced.evaluation.world_agreement import (
     read_agreement,
     tool_agreements,
 )
+from traced.pipeline.collect import of_tool_set
 from traced.pipeline.context import Context
 from traced.targets.conversation_target import HELD_OUT, TRAIN
 
@@ -147,11 +148,15 @@ def _newest_detail(context: Context, stage: str) -> dict[str, Any] | None:
 
 
 def _transcripts(context: Context, split: str) -> list[TaskTranscript]:
-    """Return a split's conversations with answered tool calls, a sample if there are over ``MAX_CONVERSATIONS``."""
+    """Return a split's conversations with answered tool calls, a sample if there are over ``MAX_CONVERSATIONS``.
+
+    They have the cycle's tool set: a tool that has changed since, or another agent's tool of the same name, answers
+    otherwise.
+    """
     with context.read_session() as session:
         trajectories = list_trajectories(session, TrajectoryFilter(source=context.target.name, split=split))
     items = []
-    for trajectory in trajectories:
+    for trajectory in of_tool_set(context, trajectories):
         try:
             item = TaskTranscript(transcript(trajectory), trajectory.task_id)
         except TranscriptError:

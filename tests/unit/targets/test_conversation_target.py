@@ -32,6 +32,7 @@ from traced.pipeline.evaluate import evaluate
 from traced.pipeline.report import report
 from traced.pipeline.runner import InProcessRunner
 from traced.pipeline.stages import cycle_stages
+from traced.pipeline.world import make_world
 from traced.targets.conversation_target import (
     EXCLUDED,
     HELD_OUT,
@@ -227,6 +228,29 @@ async def test_the_latest_tool_set_is_analysed_and_the_others_are_said(tmp_path:
         with context.read_session() as session:
             details = [event.detail for event in list_stage_events(session, "c2") if event.stage == "collect"]
         assert [row["conversations"] for row in details[-1]["other tool sets"]] == [8, 2, 1]
+
+
+async def test_a_world_is_made_of_the_conversations_of_one_tool_set(tmp_path: Path) -> None:
+    def looked_up(number: int, parameter: str, answer: str) -> Trajectory:
+        function = {"name": "search", "arguments": json.dumps({parameter: f"R{number}"})}
+        call = {
+            "role": "assistant",
+            "content": None,
+            "tool_calls": [{"id": "c", "type": "function", "function": function}],
+        }
+        messages = [{"role": "user", "content": "hi"}, call, {"role": "tool", "tool_call_id": "c", "content": answer}]
+        outcome = Outcome.SUCCESS if number % 2 else Outcome.FAILURE
+        day = NOW + timedelta(days=number)
+        return conversation(
+            number, outcome, messages=messages, tools=toolset("search", parameter=parameter), started_at=day
+        )
+
+    with new_cycle(tmp_path) as context:
+        earlier = [looked_up(number, "number", "closed") for number in range(10)]
+        latest = [looked_up(number, "id", "open") for number in range(10, 20)]
+        with context.write_session() as session:
+            save_trajectories(session, [*earlier, *latest])
+        assert set((await make_world(context)).conversations) == {row.id for row in latest}
 
 
 async def test_no_tool_set_with_enough_outcomes_says_so(tmp_path: Path) -> None:
