@@ -152,6 +152,10 @@ def _citation_lines(chain: EvidenceChain) -> Iterator[str]:
         places = [f"message {row.message_index} of {row.trajectory_id}" for row in chain.citations[:LIST_LIMIT]]
         remainder = f" and {len(chain.citations) - LIST_LIMIT} more" if len(chain.citations) > LIST_LIMIT else ""
         yield f"citations    {', '.join(places)}{remainder}"
+        for row in chain.citations[:LIST_LIMIT]:
+            if row.reason:
+                policy = f'; the policy says "{sanitize_line(row.policy)}"' if row.policy else ""
+                yield f"             message {row.message_index}: {sanitize_line(row.reason)}{policy}"
 
 
 def _admission(admission: AdmissionRecord) -> Iterator[str]:
