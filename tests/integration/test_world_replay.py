@@ -9,7 +9,7 @@ import pytest
 
 from store.repositories.environments import save_source
 from tests.unit.agents.world.targets import Library, loan, trajectory
-from tests.unit.pipeline.contexts import context_with_chain
+from tests.unit.targets.conversations import new_cycle
 from traced.evaluation.intervals import Share
 from traced.evaluation.world_agreement import HELD_OUT_CALLS, LEFT_OUT_CALLS, ToolAgreement, WorldFigures
 from traced.ingest.file_import import ImportRequest, import_file
@@ -19,7 +19,7 @@ from traced.pipeline.report import gather
 from traced.pipeline.world import WORLD, find_world, make_world, prove_world
 
 pytestmark = [pytest.mark.docker, pytest.mark.usefixtures("image")]
-ACME = {"target.name": "acme", "target.kind": "recorded", "target.held_out": 0.4}
+SHARE = {"target.held_out": 0.4}
 TASKS = 14
 
 
@@ -47,7 +47,7 @@ def rows_of(figures: WorldFigures, split: str) -> dict[str, ToolAgreement]:
 
 
 async def test_held_out_calls_are_answered_as_the_target_did(tmp_path: Path) -> None:
-    with context_with_chain(tmp_path, ACME) as context:
+    with new_cycle(tmp_path, **SHARE) as context:
         await imported(context, tmp_path)
         figures = await prove_world(context)
         held_out, left_out = rows_of(figures, HELD_OUT_CALLS), rows_of(figures, LEFT_OUT_CALLS)
@@ -65,7 +65,7 @@ async def test_held_out_calls_are_answered_as_the_target_did(tmp_path: Path) -> 
 
 
 async def test_a_world_that_answers_otherwise_disagrees(tmp_path: Path) -> None:
-    with context_with_chain(tmp_path, ACME) as context:
+    with new_cycle(tmp_path, **SHARE) as context:
         await imported(context, tmp_path)
         world = await make_world(context)
         lie = world.source_code.replace('status\\": \\"in\\"', 'status\\": \\"lost\\"')

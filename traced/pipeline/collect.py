@@ -211,9 +211,12 @@ def collected(context: Context) -> list[Trajectory]:
 
 
 def of_tool_set(context: Context, trajectories: Iterable[Trajectory]) -> list[Trajectory]:
-    """Return the conversations of a recorded target that have the tool set of the cycle's collection, or no tools."""
+    """Return the conversations of a recorded target that have the tool set of the cycle's collection, or no tools.
+
+    As long as nothing could be collected, all are returned.
+    """
     tools = toolset_of(chain.from_iterable(row.tools for row in collected(context)))
-    return [row for row in trajectories if not row.tools or fits(toolset_of(row.tools), tools)]
+    return [row for row in trajectories if not tools or not row.tools or fits(toolset_of(row.tools), tools)]
 
 
 def _sample(context: Context, session: Session) -> list[str]:

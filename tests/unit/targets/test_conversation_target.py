@@ -2,8 +2,7 @@
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -14,19 +13,17 @@ from sqlalchemy import Engine
 
 from agents.analyst.llm.analysis import Analysis
 from store.database import open_store, read_session, write_session
-from store.records import Cycle, CycleState, Finding
-from store.repositories.cycles import list_cycles, list_stage_events, save_cycle
+from store.records import Finding
+from store.repositories.cycles import list_cycles, list_stage_events
 from store.repositories.trajectories import list_trajectories, save_trajectories, update_outcome
 from store.types import INFERRED, EndCause, Outcome, Trajectory
-from tests.unit.pipeline.contexts import context_with_chain
-from tests.unit.targets.conversations import conversation
+from tests.unit.targets.conversations import ACME, NOW, conversation, new_cycle
 from traced.config.settings import Settings, load_settings
 from traced.core.errors import ConfigError, StageError
 from traced.evaluation.figures import TARGET_NOT_TESTED, AdapterFigures, CycleFigures, verdict
 from traced.ingest.file_import import ImportRequest, import_file
 from traced.pipeline import analyze as analyze_module
 from traced.pipeline.collect import JUDGED_ANEW, Production, collect, collected, production
-from traced.pipeline.context import Context
 from traced.pipeline.cycles import find_cycle
 from traced.pipeline.evaluate import evaluate
 from traced.pipeline.report import report
@@ -42,9 +39,6 @@ from traced.targets.conversation_target import (
     conversation_targets,
 )
 from traced.targets.registry import check_playable, target
-
-NOW = datetime(2026, 1, 1, tzinfo=UTC)
-ACME = {"target.name": "acme", "target.kind": "recorded"}
 
 
 def test_all_conversations_of_a_task_are_in_one_split_that_stays() -> None:
@@ -114,15 +108,6 @@ def test_nothing_of_it_can_be_played(tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match="no episode of the target acme can be played") as error:
             attempt()
         assert "traced analyze" in (error.value.hint or "")
-
-
-@contextmanager
-def new_cycle(folder: Path, **overrides: object) -> Iterator[Context]:
-    """The context of a cycle that has analysed nothing."""
-    with context_with_chain(folder, ACME | overrides) as context:
-        with context.write_session() as session:
-            save_cycle(session, Cycle("c2", "acme", "tiny", 0, {}, CycleState.RUNNING, NOW))
-        yield replace(context, cycle_id="c2")
 
 
 async def test_a_collection_has_the_judged_conversations_that_no_adapter_answered(tmp_path: Path) -> None:
