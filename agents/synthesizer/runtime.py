@@ -70,7 +70,7 @@ class TemplateEnvironment:
         self.data = data
         self.world = world
         self.tools: list[Tool] = data["tools"]
-        self.schemas = {tool["function"]["name"]: tool["function"].get("parameters", {}) for tool in self.tools}
+        self.schemas = {tool["function"]["name"]: tool["function"].get("parameters") or {} for tool in self.tools}
         self.incidental = set(data["incidental"])
 
     def reset(self, seed: int) -> Task:

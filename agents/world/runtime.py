@@ -173,11 +173,23 @@ def skeletons(value: Any) -> list[str]:
 
 
 def fill(template: str, arguments: Data) -> str | None:
-    """Return a template with its argument paths replaced; None if the call lacks such an argument."""
-    values = {match: at_path(arguments, json.loads(match)) for match in _PLACEHOLDER.findall(template)}
+    """Return a template with its argument paths replaced; None if the call lacks such an argument.
+
+    Braces around anything but a path are text.
+    """
+    values = {
+        match: at_path(arguments, json.loads(match)) for match in _PLACEHOLDER.findall(template) if _is_path(match)
+    }
     if any(value is UNKNOWN for value in values.values()):
         return None
-    return _PLACEHOLDER.sub(lambda match: str(values[match[1]]), template)
+    return _PLACEHOLDER.sub(lambda match: str(values[match[1]]) if match[1] in values else match[0], template)
+
+
+def _is_path(text: str) -> bool:
+    try:
+        return isinstance(json.loads(text), list)
+    except ValueError:
+        return False
 
 
 def as_text(value: Any, style: list[Any]) -> str:

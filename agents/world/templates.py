@@ -17,7 +17,8 @@ def template_of(text: str, arguments: dict[str, Any]) -> str:
         if isinstance(value, str | int | float) and not isinstance(value, bool) and len(str(value)) > 1:
             values.append((str(value), path))
     marks = {value: "{{" + json.dumps(path) + "}}" for value, path in values}
-    if not marks:
+    # A text with braces of its own, such as a mail with "{{name}}", is no template.
+    if not marks or "{{" in text:
         return text
     # Longest first, so that a value that contains another one is replaced as a whole.
     pattern = "|".join(re.escape(value) for value in sorted(marks, key=len, reverse=True))

@@ -42,12 +42,17 @@ class AnswerForm:
 
 
 def policy_share(system: str, prompts: Iterable[str]) -> float:
-    """Return the largest share of a target's prompt, in [0, 1], whose words stand in a row in ``system`` too."""
+    """Return the largest share of a target's prompt, in [0, 1], whose words stand in a row in ``system`` too.
+
+    A target some of whose conversations have no prompt ("") may be played without one.
+    """
     known_runs = _runs(system)
     shares = []
     for prompt in prompts:
         if runs := _runs(prompt):
             shares.append(len(runs & known_runs) / len(runs))
+        elif not known_runs:
+            shares.append(1.0)
     return max(shares, default=1.0)
 
 
@@ -70,7 +75,8 @@ def answer_form(text: str) -> AnswerForm:
 
 def tool_answers(message: Message, replies: Iterable[Message]) -> list[tuple[str, str]]:
     """Return the tool and the content of each tool message that answers a call of ``message``."""
-    names = {item["id"]: item["function"]["name"] for item in message.get("tool_calls") or []}
+    calls = [item for item in message.get("tool_calls") or [] if isinstance(item.get("function"), dict)]
+    names = {item.get("id"): item["function"].get("name") for item in calls}
     answers = [(names.get(reply.get("tool_call_id")), str(reply["content"])) for reply in replies if _is_answer(reply)]
     return [(name, content) for name, content in answers if name is not None]
 

@@ -10,7 +10,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import takewhile
 
-from agents.transcript import transcript
+from agents.transcript import message_text, transcript
 from sandbox import admission
 from sandbox.admission import Thresholds
 from sandbox.admission.checks import refusals
@@ -157,7 +157,7 @@ def _tools(trajectories: Sequence[Trajectory]) -> list[Tool]:
 def error_examples(trajectories: Sequence[Trajectory]) -> list[str]:
     """Return the distinct error messages of the target's tools, in recording order."""
     contents = (
-        str(message.get("content") or "")
+        message_text(message)
         for trajectory in trajectories
         for message in trajectory.messages
         if message["role"] == "tool"
@@ -173,11 +173,13 @@ def target_texts(trajectories: Sequence[Trajectory]) -> TargetTexts:
         for place, message in enumerate(trajectory.messages):
             # Ids of calls may be repeated later.
             replies = takewhile(lambda reply: reply["role"] == "tool", trajectory.messages[place + 1 :])
-            for name, content in tool_answers(message, replies):
+            for name, content in tool_answers(
+                message, [{**reply, "content": message_text(reply)} for reply in replies]
+            ):
                 if not _is_error(content):
                     answers.setdefault(name, {})[content] = None
     return TargetTexts(
-        list(dict.fromkeys(prompt for prompt in prompts if prompt.strip())),
+        list(dict.fromkeys(prompts)),
         {name: list(contents)[:ANSWER_EXAMPLES] for name, contents in answers.items()},
     )
 

@@ -27,7 +27,7 @@ from store.repositories.trajectories import (
     list_trajectories,
     newest_judged_ids,
 )
-from store.types import Outcome, Tool, Trajectory
+from store.types import EndCause, Outcome, Tool, Trajectory
 from traced.core.errors import StageError
 from traced.evaluation.figures import percent
 from traced.evaluation.intervals import rate
@@ -213,16 +213,28 @@ def collected(context: Context) -> list[Trajectory]:
 def of_tool_set(context: Context, trajectories: Iterable[Trajectory]) -> list[Trajectory]:
     """Return the conversations of a recorded target that have the tool set of the cycle's collection, or no tools.
 
-    As long as nothing could be collected, all are returned.
+    Those that an adapter answered, or whose last answer nobody was shown, are left out. As long as nothing could be
+    collected, tools do not matter.
     """
     tools = toolset_of(chain.from_iterable(row.tools for row in collected(context)))
-    return [row for row in trajectories if not tools or not row.tools or fits(toolset_of(row.tools), tools)]
+    of_base = [row for row in trajectories if "@v" not in row.model and row.end_cause is not EndCause.SHADOW]
+    return [row for row in of_base if not tools or not row.tools or fits(toolset_of(row.tools), tools)]
 
 
 def _sample(context: Context, session: Session) -> list[str]:
-    """Return the ids of at most ``collect.episodes`` judged conversations of one tool set, drawn by the seed."""
-    ids, count = _selection(session, context.target.name).ids, context.settings.collect.episodes
-    return random.Random(f"collect:{context.settings.seed}").sample(ids, count) if len(ids) > count else ids
+    """Return the ids of at most ``collect.episodes`` judged conversations of one tool set, drawn by the seed.
+
+    The rarer outcome keeps up to half of the places: a contrast needs both.
+    """
+    selection, count = _selection(session, context.target.name), context.settings.collect.episodes
+    if len(selection.ids) <= count:
+        return selection.ids
+    outcomes = judged_in_split(session, context.target.name, TRAIN)
+    failed = {row.id for row in outcomes if row.outcome is Outcome.FAILURE}
+    by_outcome = sorted(([i for i in selection.ids if (i in failed) is failure] for failure in (True, False)), key=len)
+    rng, rarer = random.Random(f"collect:{context.settings.seed}"), by_outcome[0]
+    few_ids = rng.sample(rarer, min(len(rarer), count // 2))
+    return sorted([*few_ids, *rng.sample(by_outcome[1], count - len(few_ids))])
 
 
 def _selection(session: Session, name: str) -> Selection:

@@ -73,8 +73,6 @@ async def _make(context: Context) -> tuple[dict[str, Any], str]:
     with context.read_session() as session:
         held_out = list_trajectories(session, TrajectoryFilter(source=context.target.name, split=HELD_OUT))
     held_out = of_tool_set(context, held_out)
-    tasks = len({row.task_id for row in held_out if row.outcome.is_judged})
-    trials = min(TRIALS_PER_ROUND, -(-settings.seeds * settings.trials // max(1, tasks)))
     try:
         world = await make_world(context)
     except StageError:
@@ -87,14 +85,16 @@ async def _make(context: Context) -> tuple[dict[str, Any], str]:
         held_out,
         collected(context),
         first_seed=FIRST_SEED,
-        seeds=trials * settings.max_rounds,
+        seeds=TRIALS_PER_ROUND * settings.max_rounds,
         target_world=target_world,
     )
     if replay is None:
         return {"digest": "", "conversations": len(held_out)}, "no held-out success can be replayed"
     with context.write_session() as session:
         digest = save_source(session, replay.source_code)
-    figure = f"{len(replay.seeds)} of {tasks} held-out tasks"
+    # Many tasks need fewer trials each.
+    trials = min(TRIALS_PER_ROUND, -(-settings.seeds * settings.trials // len(replay.seeds)))
+    figure = f"{len(replay.seeds)} tasks, of {len(held_out)} held-out conversations"
     return {"digest": digest, "seeds": dict(replay.seeds), "trials": trials, "conversations": len(held_out)}, figure
 
 

@@ -26,6 +26,8 @@ from store.types import INFERRED, JsonObject, Outcome, Tool, Trajectory
 # The least numbers of successes and failures of which a perfect contrast is significant: Fisher's exact test gives
 # p = 0.029 for 4 against 4 and p = 0.1 for 3 against 3.
 MIN_OUTCOMES = 4
+SHARE_OF_LARGEST = 0.1
+MAX_SETS = 20  # most frequent, and latest, lists of tools that are tried
 # Keys of a JSON schema that change its text only.
 TEXT_KEYS = ("description", "title", "examples", "$comment")
 NO_CALLS: Mapping[str, frozenset[str]] = {}
@@ -125,7 +127,8 @@ def select_toolset(
 ) -> Selection:
     """Select the conversations of the latest tool set with enough successes and failures.
 
-    If none has enough, the selection is that of the set with most.
+    If none has enough, the selection is that of the set with most. A set with a small part of the conversations of the
+    largest one (``SHARE_OF_LARGEST``) has to wait for more, however new it is.
 
     Args:
         conversations: All that a cycle may use.
@@ -141,9 +144,14 @@ def select_toolset(
     if not heads:
         outcomes = Counter(row.outcome for row in conversations)
         return Selection([row.id for row in conversations], outcomes, outcomes)
-    selections = [_selection(conversations, toolsets, calls, toolsets[head]) for head in heads]
+    # Many sets differ by customer or state: the most frequent lists are candidates, and the latest ones.
+    frequent = sorted(heads, key=lambda key: (-len(times[key]), key))[:MAX_SETS]
+    candidates = [head for place, head in enumerate(heads) if place < MAX_SETS or head in frequent]
+    selections = [_selection(conversations, toolsets, calls, toolsets[head]) for head in candidates]
     largest = max(selections, key=lambda selection: selection.of_toolset.total())
-    return next((selection for selection in selections if suffice(selection.of_toolset)), largest)
+    threshold = SHARE_OF_LARGEST * largest.of_toolset.total()
+    latest = (s for s in selections if suffice(s.of_toolset) and s.of_toolset.total() >= threshold)
+    return next(latest, largest)
 
 
 def with_declared_tools(trajectories: Sequence[Trajectory]) -> list[Trajectory]:

@@ -75,23 +75,30 @@ async def make_world(context: Context) -> TargetWorld:
     with context.stage(WORLD, f"Reconstruct what the tools of {name} answer") as stage:
         train = _transcripts(context, TRAIN)
         source_code, used = await asyncio.to_thread(_fitting_source, context, train)
-        if not used:
+        if not train:
             raise StageError(
                 f"no conversation of {name} that is not held out has an answered tool call", hint="traced import FILE"
+            )
+        if not used:
+            raise StageError(
+                f"each conversation of {name} is too large for a world in the sandbox",
+                hint="raise sandbox.message_kb, or shorten what the tools answer",
             )
         with context.write_session() as session:
             digest = save_source(session, source_code)
         ids = [item.transcript.trajectory_id for item in used]
         stage.detail = {"digest": digest, "conversations": ids, "left_out": len(train) - len(used)}
         stage.figure = f"world:{digest[:12]}, of {len(used)} of {len(train)} conversations"
-    return TargetWorld(digest, source_code, ids)
+    # Of two that were made at the same time the first one holds.
+    return find_world(context) or TargetWorld(digest, source_code, ids)
 
 
 def find_world(context: Context) -> TargetWorld | None:
     """Return the world that the cycle has made, None if it has made none."""
-    detail = _newest_detail(context, WORLD)
-    if detail is None:
+    details = _details(context, WORLD)
+    if not details:
         return None
+    detail = details[0]
     with context.read_session() as session:
         return TargetWorld(detail["digest"], get_source(session, detail["digest"]), list(detail["conversations"]))
 
@@ -134,17 +141,17 @@ async def prove_world(context: Context) -> WorldFigures:
 
 def find_figures(context: Context) -> WorldFigures | None:
     """Return the agreement that the cycle has measured last, None if it has measured none."""
-    detail = _newest_detail(context, REPLAY)
-    if detail is None:
+    details = _details(context, REPLAY)
+    if not details:
         return None
+    detail = details[-1]
     return WorldFigures(detail["digest"], detail["conversations"], read_agreement(detail["agreement"]))
 
 
-def _newest_detail(context: Context, stage: str) -> dict[str, Any] | None:
+def _details(context: Context, stage: str) -> list[dict[str, Any]]:
     with context.read_session() as session:
         events = list_stage_events(session, context.cycle_id)
-    details = [event.detail for event in events if event.stage == stage and event.state is StageState.FINISHED]
-    return details[-1] if details else None
+    return [event.detail for event in events if event.stage == stage and event.state is StageState.FINISHED]
 
 
 def _transcripts(context: Context, split: str) -> list[TaskTranscript]:
@@ -172,7 +179,8 @@ def _transcripts(context: Context, split: str) -> list[TaskTranscript]:
 def _fitting_source(context: Context, items: Sequence[TaskTranscript]) -> tuple[str, list[TaskTranscript]]:
     """Return the source of a world and its conversations: as many as the sandbox and environments can hold."""
     limit = MAX_SOURCE_SHARE * 1024 * context.sandbox_limits.message_kb
-    used = list(items)
+    # The largest are left out first: one of them may be larger than all others together.
+    used = sorted(items, key=lambda item: (_answer_length(item), item.transcript.trajectory_id))
     while used:
         data = _data(used)
         source_code = world_source(data)
@@ -180,6 +188,10 @@ def _fitting_source(context: Context, items: Sequence[TaskTranscript]) -> tuple[
             return source_code, used
         used = used[: 3 * len(used) // 4]
     return "", []
+
+
+def _answer_length(item: TaskTranscript) -> int:
+    return sum(len(call.result.text) for call in item.transcript.calls if call.result is not None)
 
 
 def _data(items: Sequence[TaskTranscript], unstable: Sequence[str] = ()) -> dict[str, Any]:
@@ -191,10 +203,10 @@ def _source(items: Sequence[TaskTranscript], unstable: Sequence[str]) -> str:
 
 
 def _folds(items: Sequence[TaskTranscript]) -> list[list[TaskTranscript]]:
-    """Return the conversations in ``FOLDS`` parts, by a digest of their ids."""
+    """Return the conversations in ``FOLDS`` parts, all of a task in one, by a digest of the task."""
     folds: dict[int, list[TaskTranscript]] = defaultdict(list)
     for item in items:
-        digest = blake2b(item.transcript.trajectory_id.encode(errors="surrogatepass"), digest_size=8).digest()
+        digest = blake2b(item.task.encode(errors="surrogatepass"), digest_size=8).digest()
         folds[int.from_bytes(digest) % FOLDS].append(item)
     return [folds[number] for number in range(FOLDS)]
 

@@ -81,5 +81,14 @@ def test_the_texts_of_conversations() -> None:
         *(call(2), reply("Error: none")),
     ]
     texts = target_texts([conversation(1, Outcome.SUCCESS, messages=messages), conversation(2, Outcome.SUCCESS)])
-    assert texts == TargetTexts([POLICY], {"tool 1": ["one"], "tool 2": ["two"]})
+    # The second conversation has no system prompt.
+    assert texts == TargetTexts([POLICY, ""], {"tool 1": ["one"], "tool 2": ["two"]})
+    assert policy_share("", texts.prompts) == 1.0
+    parts = [{"type": "text", "text": ANSWER}]
+    messages = [
+        call(1),
+        {"role": "tool", "tool_call_id": "c", "content": parts},
+        {"role": "assistant", "content": None, "tool_calls": [{"type": "function"}]},
+    ]
+    assert target_texts([conversation(3, Outcome.SUCCESS, messages=messages)]).answers == {"tool 1": [ANSWER]}
     assert tool_answers(call(1), [reply("one"), {"role": "user", "content": "?"}]) == [("tool 1", "one")]

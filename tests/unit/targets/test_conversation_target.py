@@ -23,7 +23,7 @@ from traced.core.errors import ConfigError, StageError
 from traced.evaluation.figures import TARGET_NOT_TESTED, AdapterFigures, CycleFigures, verdict
 from traced.ingest.file_import import ImportRequest, import_file
 from traced.pipeline import analyze as analyze_module
-from traced.pipeline.collect import JUDGED_ANEW, Production, collect, collected, production
+from traced.pipeline.collect import JUDGED_ANEW, Production, collect, collected, of_tool_set, production
 from traced.pipeline.cycles import find_cycle
 from traced.pipeline.evaluate import evaluate
 from traced.pipeline.report import report
@@ -148,6 +148,44 @@ async def test_no_more_conversations_are_collected_than_the_setting_says(tmp_pat
         first = [trajectory.id for trajectory in collected(context)]
         assert len(first) == 6
         assert [trajectory.id for trajectory in collected(context)] == first
+
+
+async def test_the_rarer_outcome_is_in_the_collection(tmp_path: Path) -> None:
+    with new_cycle(tmp_path, **{"collect.episodes": 20}) as context:
+        rows = [conversation(number, Outcome.FAILURE if number < 6 else Outcome.SUCCESS) for number in range(200)]
+        with context.write_session() as session:
+            save_trajectories(session, rows)
+        outcomes = Counter(row.outcome for row in collected(context))
+        assert outcomes == {Outcome.FAILURE: 6, Outcome.SUCCESS: 14}
+
+
+async def test_a_new_tool_set_waits_for_enough_conversations(tmp_path: Path) -> None:
+    outcomes = (Outcome.SUCCESS, Outcome.FAILURE)
+    with new_cycle(tmp_path) as context:
+        earlier = [
+            conversation(number, outcomes[number % 2], tools=toolset("search", parameter="number"), started_at=NOW)
+            for number in range(100)
+        ]
+        latest = [
+            conversation(number, outcomes[number % 2], tools=toolset("search"), started_at=NOW + timedelta(days=number))
+            for number in range(100, 120)
+        ]
+        with context.write_session() as session:
+            save_trajectories(session, [*earlier, *latest[:8]])
+        assert {row.id for row in await collect(context)} == {row.id for row in earlier}
+        with context.write_session() as session:
+            save_trajectories(session, latest[8:])
+        assert {row.id for row in await collect(context)} == {row.id for row in latest}
+
+
+def test_what_an_adapter_answered_is_no_example_of_the_target(tmp_path: Path) -> None:
+    with new_cycle(tmp_path) as context:
+        rows = [
+            conversation(1, Outcome.SUCCESS),
+            conversation(2, Outcome.SUCCESS, model="politeness@v1"),
+            conversation(3, Outcome.SUCCESS, end_cause=EndCause.SHADOW),
+        ]
+        assert of_tool_set(context, rows) == rows[:1]
 
 
 @pytest.mark.parametrize("outcomes", [(4, 3, 0), (3, 4, 0), (9, 0, 2), (0, 9, 0), (0, 0, 5)])

@@ -80,3 +80,17 @@ def test_conversations_with_unknown_arguments_are_no_defect() -> None:
         for row in demonstrations()[0][:30]
     ]
     assert replay_environment(rows, demonstrations()[0][30:90], first_seed=0, seeds=1) is None
+
+
+def test_a_tool_without_parameters_may_have_none() -> None:
+    ping = {"type": "function", "function": {"name": "ping", "description": "", "parameters": None}}
+    row = conversation(
+        "a",
+        user("Please cancel W1."),
+        call("ping", {"ok": True}),
+        call("get_order", {"order_id": "W1", "status": "open"}, order_id="W1"),
+        call("cancel_order", {"ok": True}, order_id="W1"),
+        say("Order W1 is cancelled."),
+    )
+    row = dataclasses.replace(row, task_id="1", tools=[*row.tools, ping])
+    assert replay_environment([row], [], first_seed=0, seeds=1) is not None

@@ -2,7 +2,8 @@
 
 from agents.world.calls import AnsweredCall
 from agents.world.errors import ConditionedCall, error_rules
-from agents.world.runtime import World, parsed
+from agents.world.runtime import World, fill, parsed
+from agents.world.templates import template_of
 
 EMPTY: dict[str, dict[str, object]] = {"links": {}, "calls": {}, "writes": {}}
 
@@ -37,3 +38,9 @@ def test_one_task_or_one_exception_or_a_text_with_other_values_gives_no_conditio
         rules, unexplained = error_rules(calls(*PAYMENTS, *entries))
         assert rules == []
         assert unexplained > 0
+
+
+def test_braces_of_the_target_are_text() -> None:
+    mail = "Dear {{first_name}}, {{0}} {{[]}} room R7 is booked."
+    assert template_of(mail, {"room": "R7"}) == mail
+    assert fill("Dear {{first_name}}", {}) == "Dear {{first_name}}"
