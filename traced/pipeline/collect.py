@@ -17,7 +17,9 @@ from sqlmodel import Session
 from agents.errors import TranscriptError
 from agents.transcript import tool_function, transcript
 from sandbox.errors import harmless
+from store.records import StageState
 from store.repositories.capabilities import labelled_trajectories
+from store.repositories.cycles import list_stage_events
 from store.repositories.trajectories import (
     TrajectoryFilter,
     count_outcomes,
@@ -47,7 +49,7 @@ from traced.rollouts.episodes import EpisodeJob
 from traced.targets.conversation_target import EXCLUDED, HELD_OUT, TRAIN
 from traced.targets.registry import Target
 
-OTHER_TOOLSETS = "other tool sets"  # key of a stage's detail
+OTHER_TOOLSETS, SELECTED = "other tool sets", "trajectories"  # keys of a stage's detail
 SOME_TOOLS = 3
 OUTCOME_SOURCES = (
     "outcomes come from feedback (POST /v1/feedback at the router), from rules (outcomes.rules, then traced outcomes "
@@ -100,6 +102,7 @@ def _collect_conversations(context: Context) -> list[Trajectory]:
         trajectories = collected(context)
         outcomes = Counter(trajectory.outcome for trajectory in trajectories)
         stage.detail = {
+            SELECTED: [trajectory.id for trajectory in trajectories],
             "conversations": len(trajectories),
             **unused,
             **(
@@ -201,13 +204,22 @@ def collect_jobs(context: Context) -> list[EpisodeJob]:
 def collected(context: Context) -> list[Trajectory]:
     """Return the cycle's collected trajectories in store order.
 
-    Those of a recorded target are the ones that the cycle has analysed; before that, those that it would analyse now.
+    Those of a recorded target are the ones that the cycle has analysed; before that, those that its collection has
+    selected, or would select now.
     """
     with context.read_session() as session:
         if context.target.is_recorded:
-            ids = labelled_trajectories(session, context.cycle_id) or _sample(context, session)
+            ids = labelled_trajectories(session, context.cycle_id) or _selected_ids(context, session)
+            ids = ids or _sample(context, session)
             return with_declared_tools(get_trajectories(session, ids, tokens=False))
         return list_trajectories(session, collected_filter(context))
+
+
+def _selected_ids(context: Context, session: Session) -> list[str]:
+    """Return what the cycle's collection has selected: conversations that come later wait for another cycle."""
+    events = list_stage_events(session, context.cycle_id)
+    details = [event.detail for event in events if event.stage == "collect" and event.state is StageState.FINISHED]
+    return list(details[-1].get(SELECTED, [])) if details else []
 
 
 def of_tool_set(context: Context, trajectories: Iterable[Trajectory]) -> list[Trajectory]:

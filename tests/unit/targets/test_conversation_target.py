@@ -175,7 +175,9 @@ async def test_a_new_tool_set_waits_for_enough_conversations(tmp_path: Path) -> 
         assert {row.id for row in await collect(context)} == {row.id for row in earlier}
         with context.write_session() as session:
             save_trajectories(session, latest[8:])
-        assert {row.id for row in await collect(context)} == {row.id for row in latest}
+        # What has been selected stays; another cycle selects anew.
+        assert {row.id for row in await collect(context)} == {row.id for row in earlier}
+        assert {row.id for row in collected(replace(context, cycle_id="c3"))} == {row.id for row in latest}
 
 
 def test_what_an_adapter_answered_is_no_example_of_the_target(tmp_path: Path) -> None:
