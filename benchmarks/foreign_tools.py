@@ -35,6 +35,7 @@ ROOT = Path(__file__).parents[1]
 LEFT_OUT = "change-completeness"
 TASKS = "bfcl:multi-turn"
 MAX_TURNS = 100
+ATTEMPTS = 5  # as ``synthesis.max_environments``
 SETTINGS = {
     "target.name": "foreign",
     "target.kind": "recorded",
@@ -42,6 +43,10 @@ SETTINGS = {
     "admission.mixed": 0.0,
     "admission.mean_low": 0.0,
     "admission.mean_high": 1.0,
+    "training.max_length": 16384,
+    "training.max_turns": 60,
+    "engine.max_length": 16384,
+    "engine.max_tokens": 1024,
     "collect.episodes": 1000,
 }
 
@@ -121,12 +126,17 @@ def measure(folder: Path, trials: int, share: float) -> dict[str, Any]:
     rows = analysis["capabilities"]
     figures["gaps"] = {row["capability"]: row["delta"] for row in rows}
     figures["retained"] = [row["capability"] for row in rows if row["retained"]]
-    synthesis = traced(folder, "synthesize")[1] if figures["retained"] else {}
-    figures["written"] = [row["capability"] for row in synthesis.get("environments", [])]
-    admission = traced(folder, "admit")[1] if figures["written"] else {}
-    figures["admitted"] = [row["capability"] for row in admission.get("admitted", [])]
-    failures = [*synthesis.get("failed", []), *admission.get("failed", [])]
-    figures["failed"] = {row["capability"]: row["reason"] for row in failures}
+    figures |= {"attempts": 0, "admitted": [], "failed": {}}
+    open_capabilities = set(figures["retained"])
+    # A cycle writes further environments for those that are refused.
+    while open_capabilities and figures["attempts"] < ATTEMPTS:
+        figures["attempts"] += 1
+        synthesis = traced(folder, "synthesize", *sorted(open_capabilities))[1]
+        admission = traced(folder, "admit", *sorted(open_capabilities))[1] if synthesis.get("environments") else {}
+        figures["admitted"] += [row["capability"] for row in admission.get("admitted", [])]
+        failures = [*synthesis.get("failed", []), *admission.get("failed", [])]
+        figures["failed"] = {row["capability"]: row["reason"] for row in failures}
+        open_capabilities -= set(figures["admitted"])
     return figures | {"aims": {"admitted": LEFT_OUT}, "meets": LEFT_OUT in figures["admitted"]}
 
 

@@ -1,19 +1,22 @@
 """A world of imported conversations answers calls of held-out ones in the sandbox; one that lies is found out."""
 
 import json
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from store.records import Cycle, CycleState
+from store.repositories.cycles import save_cycle
 from store.repositories.environments import save_source
 from tests.unit.agents.world.targets import Library, loan, trajectory
-from tests.unit.targets.conversations import new_cycle
+from tests.unit.targets.conversations import NOW, new_cycle
 from traced.evaluation.intervals import Share
 from traced.evaluation.world_agreement import HELD_OUT_CALLS, LEFT_OUT_CALLS, ToolAgreement, WorldFigures
 from traced.ingest.file_import import ImportRequest, import_file
-from traced.pipeline.admit import admission_world
+from traced.pipeline.admit import admission_world, usable_world
 from traced.pipeline.context import Context
 from traced.pipeline.report import gather
 from traced.pipeline.world import WORLD, find_world, make_world, prove_world
@@ -57,17 +60,23 @@ async def test_held_out_calls_are_answered_as_the_target_did(tmp_path: Path) -> 
             assert tools["all reads"].exact.share >= 0.9
             assert tools["all writes"].error_class.share >= 0.8
             assert tools["lend"].errors.share == 1.0
-            assert tools["all reads"].states.share >= 0.9
+            # A left-out task may have a state that no other one has.
+            assert tools["all reads"].states.share >= (0.9 if tools is held_out else 0.8)
         # Measured once, and shown in the report and at admission.
         assert await prove_world(context) == figures
         assert gather(context).world == figures
         assert admission_world(figures).digest == figures.digest
+        assert await usable_world(context) is not None
 
 
 async def test_a_world_that_answers_otherwise_disagrees(tmp_path: Path) -> None:
     with new_cycle(tmp_path, **SHARE) as context:
         await imported(context, tmp_path)
         world = await make_world(context)
+        # In another cycle: a cycle keeps its first world.
+        with context.write_session() as session:
+            save_cycle(session, Cycle("c3", "acme", "tiny", 0, {}, CycleState.RUNNING, NOW))
+        context = replace(context, cycle_id="c3")
         lie = world.source_code.replace('status\\": \\"in\\"', 'status\\": \\"lost\\"')
         assert lie != world.source_code
         with context.write_session() as session:
@@ -79,3 +88,5 @@ async def test_a_world_that_answers_otherwise_disagrees(tmp_path: Path) -> None:
         assert books.exact.share <= 0.5
         assert 0.3 < books.fields.share < 1.0
         assert books.exact != Share(0, 0.0, 0.0, 1.0)
+        # No further environment stands on it.
+        assert await usable_world(context) is None

@@ -10,13 +10,15 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import takewhile
 
+from agents.synthesizer.builtin import WorldData
 from agents.transcript import message_text, transcript
+from agents.world.reconstruction import read_data
 from sandbox import admission
 from sandbox.admission import Thresholds
 from sandbox.admission.checks import refusals
 from sandbox.admission.context import EpisodeBudget, PlayTokens
 from sandbox.admission.target_texts import TargetTexts, tool_answers
-from sandbox.admission.world import MeasuredShare, ToolReplay, WorldReplay, world_of
+from sandbox.admission.world import MeasuredShare, ToolReplay, WorldReplay, world, world_of
 from sandbox.client import SandboxSource
 from sandbox.contract import Message, Task, Tool
 from sandbox.docker_engine import connect
@@ -25,13 +27,14 @@ from sandbox.user import User
 from store.repositories.environments import get_environment, list_admissions, save_admission
 from store.types import AdmissionReport, EndCause, Outcome, Trajectory
 from traced.config.settings import Settings
+from traced.core.errors import StageError
 from traced.evaluation.intervals import Share
 from traced.evaluation.world_agreement import WorldFigures
 from traced.inference.errors import EngineError
 from traced.pipeline.collect import collected
 from traced.pipeline.context import Context
 from traced.pipeline.episodes import BASE, model_policy
-from traced.pipeline.world import prove_world
+from traced.pipeline.world import find_figures, make_world, prove_world
 from traced.rollouts.episodes import EpisodeJob, Limits, run_episodes
 from traced.rollouts.step_limit import step_timeout_s, user_wait_s
 
@@ -132,6 +135,27 @@ async def _judge(context: Context, environment: str) -> AdmissionReport:
     with context.write_session() as session:
         save_admission(session, report, cycle_id=context.cycle_id, at=context.now())
     return report
+
+
+async def usable_world(context: Context) -> WorldData | None:
+    """Return the world that environments stand on.
+
+    None for a target that can be played, one whose tools answer nothing, and a world that the replay of recorded calls
+    has refused: environments then answer by their scenarios alone.
+    """
+    if not context.target.is_recorded:
+        return None
+    try:
+        target_world = await make_world(context)
+    except StageError:
+        return None
+    figures = find_figures(context)
+    if figures is not None and figures.digest == target_world.digest:
+        replay = admission_world(figures)
+        passed, _ = world(target_world.digest, replay, {row.tool for row in replay.tools}, thresholds(context.settings))
+        if not passed:
+            return None
+    return WorldData(target_world.digest, read_data(target_world.source_code))
 
 
 def admission_world(figures: WorldFigures) -> WorldReplay:

@@ -10,18 +10,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from agents.synthesizer.builtin import WorldData
 from agents.synthesizer.replay import Replay, replay_environment
-from agents.world.reconstruction import read_data
 from store.records import StageState
 from store.repositories.cycles import list_stage_events
 from store.repositories.environments import get_source, save_source
 from store.repositories.trajectories import TrajectoryFilter, list_trajectories
-from traced.core.errors import StageError
+from traced.pipeline.admit import usable_world
 from traced.pipeline.collect import collected, of_tool_set
 from traced.pipeline.context import Context
 from traced.pipeline.train import TRAINING_SEEDS
-from traced.pipeline.world import make_world
 from traced.rollouts.episodes import EpisodeJob
 from traced.targets.conversation_target import HELD_OUT
 
@@ -73,12 +70,6 @@ async def _make(context: Context) -> tuple[dict[str, Any], str]:
     with context.read_session() as session:
         held_out = list_trajectories(session, TrajectoryFilter(source=context.target.name, split=HELD_OUT))
     held_out = of_tool_set(context, held_out)
-    try:
-        world = await make_world(context)
-    except StageError:
-        target_world = None
-    else:
-        target_world = WorldData(world.digest, read_data(world.source_code))
     # In a thread: the synthesizer computes for seconds.
     replay: Replay | None = await asyncio.to_thread(
         replay_environment,
@@ -86,7 +77,7 @@ async def _make(context: Context) -> tuple[dict[str, Any], str]:
         collected(context),
         first_seed=FIRST_SEED,
         seeds=TRIALS_PER_ROUND * settings.max_rounds,
-        target_world=target_world,
+        target_world=await usable_world(context),
     )
     if replay is None:
         return {"digest": "", "conversations": len(held_out)}, "no held-out success can be replayed"

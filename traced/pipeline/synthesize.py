@@ -21,11 +21,10 @@ from agents.llm.budget import Budget
 from agents.llm.endpoint import prompt_tokens
 from agents.llm.model import Model
 from agents.llm.question import ChatMessage, Purpose, Question, Usage
-from agents.synthesizer.builtin import WorldData, majority
+from agents.synthesizer.builtin import majority
 from agents.synthesizer.builtin import synthesize as write_environment
 from agents.synthesizer.llm.answer import extract_file, holds_environment
 from agents.synthesizer.llm.prompt import RefusedFile, Rules, example_pair, repair_messages, request_messages
-from agents.world.reconstruction import read_data
 from sandbox.admission import refusals
 from sandbox.admission.report import as_text, requirements
 from sandbox.admission.static_analysis import MAX_BYTES, inspect_source
@@ -36,14 +35,13 @@ from store.repositories.environments import list_environments, save_admission, s
 from store.text import sanitize_line
 from store.types import AdmissionReport, Check, Label, Outcome, Trajectory, Verdict, opening_messages
 from traced.config.cycle_sections import SynthesisSection
-from traced.core.errors import CapabilityError, StageError
+from traced.core.errors import CapabilityError
 from traced.inference.routing_prompt import opening_text
 from traced.llm.connection import StoreLedger
 from traced.llm.connection import model as connected
-from traced.pipeline.admit import episode_limits, stored_report, thresholds
+from traced.pipeline.admit import episode_limits, stored_report, thresholds, usable_world
 from traced.pipeline.collect import analyzed, collected
 from traced.pipeline.context import Context, RunningStage
-from traced.pipeline.world import make_world
 
 BUILTIN, LLM = "builtin", "llm"
 # Above 0, because several candidates must differ, and a repair must differ from one that failed before.
@@ -105,7 +103,7 @@ async def _write_builtin(context: Context, capability: str, attempt: int) -> Env
         [trajectory for trajectory in labelled_trajectories if trajectory.id not in episode_ids], labels, capability
     )
     trajectories, labels = by_order(episodes, [label for label in labels if label.trajectory_id in episode_ids])
-    target_world = await _target_world(context)
+    target_world = await usable_world(context)
     try:
         # In a thread: the synthesizer computes for seconds.
         source = await asyncio.to_thread(
@@ -125,17 +123,6 @@ async def _write_builtin(context: Context, capability: str, attempt: int) -> Env
     with context.write_session() as session:
         save_environment(session, record)
     return record
-
-
-async def _target_world(context: Context) -> WorldData | None:
-    """Return the world of a recorded target, None for another target and for one whose tools answer nothing."""
-    if not context.target.is_recorded:
-        return None
-    try:
-        target_world = await make_world(context)
-    except StageError:
-        return None
-    return WorldData(target_world.digest, read_data(target_world.source_code))
 
 
 def lacking_openings(trajectories: Sequence[Trajectory], labels: Sequence[Label], capability: str) -> list[str]:
