@@ -55,7 +55,7 @@ def token_counter() -> tuple[str, Callable[[str], int]]:
 
     try:
         encoding = tiktoken.get_encoding("cl100k_base")
-    except Exception:  # without its file tiktoken asks the network, and fails as that does
+    except OSError:  # without its file tiktoken asks the network; errors of requests are OSErrors
         return "bytes / 3.5", estimated_tokens
     return "cl100k_base", lambda text: len(encoding.encode(text, disallowed_special=()))
 

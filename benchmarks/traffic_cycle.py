@@ -29,7 +29,7 @@ import time
 from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import httpx
 from openai import AsyncOpenAI
@@ -139,8 +139,8 @@ class Agent:
         for _ in range(MAX_TURNS):
             answer = await self.client.chat.completions.create(
                 model="auto",
-                messages=messages,  # type: ignore[arg-type]
-                tools=task.tools,  # type: ignore[arg-type]
+                messages=cast(Any, messages),
+                tools=cast(Any, task.tools),
                 temperature=TEMPERATURE,
                 extra_headers={"X-Traced-Conversation": name},
             )

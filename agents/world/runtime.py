@@ -216,8 +216,8 @@ def computed(form: str, arguments: Data) -> str | None:
 
 
 def _arithmetic(node: ast.AST) -> float:
-    if isinstance(node, ast.Constant) and is_number(node.value):
-        return float(node.value)  # type: ignore[arg-type]
+    if isinstance(node, ast.Constant) and isinstance(node.value, int | float) and not isinstance(node.value, bool):
+        return float(node.value)
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub | ast.UAdd):
         value = _arithmetic(node.operand)
         return -value if isinstance(node.op, ast.USub) else value
