@@ -88,6 +88,7 @@ def test_the_replay_of_held_out_conversations_may_show_no_loss() -> None:
     small = replace(policy, replay_tasks=10)
     assert policy.is_testable("replay")
     assert not small.is_testable("replay")
+    assert (small.required("replay"), replace(policy, replay_tasks=0).required("replay")) == (-0.15, -0.05)
     assert judge("c@v1", {"environment": GOOD, "replay": EVEN}, small, round_number=3).answer is GateAnswer.PASS
     assert judge("c@v1", {"environment": GOOD, "replay": WORSE}, small, round_number=3).answer is GateAnswer.FAIL
 
