@@ -157,6 +157,10 @@ async def test_the_rarer_outcome_is_in_the_collection(tmp_path: Path) -> None:
             save_trajectories(session, rows)
         outcomes = Counter(row.outcome for row in collected(context))
         assert outcomes == {Outcome.FAILURE: 6, Outcome.SUCCESS: 14}
+        with context.write_session() as session:
+            save_trajectories(session, [conversation(number, Outcome.FAILURE) for number in range(200, 260)])
+        outcomes = Counter(row.outcome for row in collected(context))
+        assert outcomes == {Outcome.FAILURE: 10, Outcome.SUCCESS: 10}
 
 
 async def test_a_new_tool_set_waits_for_enough_conversations(tmp_path: Path) -> None:
