@@ -130,6 +130,12 @@ def list_labels(
     ]
 
 
+def is_labelled_by_model(session: Session, cycle_id: str, capability: str) -> bool:
+    """Return whether a language model labelled the capability: its verdicts have reasons, those of rules have none."""
+    query = select(LabelRow.run).where(LabelRow.cycle_id == cycle_id, LabelRow.capability == capability)
+    return session.exec(query.where(col(LabelRow.reason) != "").limit(1)).first() is not None
+
+
 def labelled_trajectories(session: Session, cycle_id: str) -> list[str]:
     """Return the ids of the trajectories that a cycle has labelled."""
     return list(session.exec(select(LabelRow.trajectory_id).where(LabelRow.cycle_id == cycle_id).distinct()))

@@ -12,10 +12,10 @@ from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 
-from agents.analyst.builtin import CANDIDATES, label
+from agents.analyst.builtin import DETECTORS, label
 from sandbox.episodes import EpisodeSource
 from store.repositories.adapters import get_adapter
-from store.repositories.capabilities import get_capability
+from store.repositories.capabilities import get_capability, is_labelled_by_model
 from store.repositories.environments import get_environment
 from store.repositories.promotions import latest_gate, save_gate
 from store.repositories.trajectories import count_outcomes
@@ -298,8 +298,10 @@ class _Rounds:
         for cycle_id, name in self.sides.capabilities:
             with self.context.read_session() as session:
                 capability = get_capability(session, cycle_id, name)
-            # A builtin detector is deterministic and free, and judges by the catalogue's texts and by no others.
-            if capability in CANDIDATES:
+                by_model = is_labelled_by_model(session, cycle_id, name)
+            # The analyst that found a capability labels it here too; a model may use the name of a builtin detector
+            # for a text of its own, and a catalogue may have changed its texts since.
+            if name in DETECTORS and not by_model:
                 labels += label(trajectories, [capability], run=0, seed=self.context.settings.seed)
             else:
                 labels += await label_capability(

@@ -14,11 +14,11 @@ from agents.llm.endpoint import Endpoint
 from agents.transcript import transcript
 from store.database import open_store, read_session, sqlite_url, write_session
 from store.records import Cycle, CycleState, Finding, StageState
-from store.repositories.capabilities import list_capabilities, list_labels, save_capabilities
+from store.repositories.capabilities import list_capabilities, list_labels, save_capabilities, save_labels
 from store.repositories.cycles import list_stage_events, save_cycle
 from store.repositories.llm_replies import list_citations, list_faults, list_replies, stage_costs
-from store.repositories.trajectories import save_trajectories, update_outcome
-from store.types import Capability, EndCause, Outcome, Trajectory, Verdict
+from store.repositories.trajectories import TrajectoryFilter, list_trajectories, save_trajectories, update_outcome
+from store.types import Capability, EndCause, Label, Outcome, Trajectory, Verdict
 from tests.desk import DESK
 from tests.scripted_analyst import ANSWERING, VERIFICATION, ScriptedQuestion, Thinking
 from tests.scripted_model import Scripted, ScriptedReply, Status, scripted_server
@@ -214,6 +214,27 @@ async def test_a_gate_uses_the_model_for_a_capability_without_a_detector(context
     with read_session(context.store) as session:
         (cost,) = stage_costs(session, CYCLE)
     assert (cost.stage, cost.capability, cost.calls) == ("gate", VERIFICATION["name"], len(base))
+
+
+@pytest.mark.parametrize(("reason", "asks"), [("", False), ("It is so.", True)])
+async def test_a_gate_labels_with_the_analyst_that_found_the_capability(
+    context: Context, reason: str, asks: bool
+) -> None:
+    """Its texts need not be those of today's catalogue."""
+    name, base = "precondition-verification", [episode(number) for number in range(10, 20)]
+    with write_session(context.store) as session:
+        save_capabilities(session, CYCLE, [Capability(**VERIFICATION | {"name": name})])
+        key = list_trajectories(session, TrajectoryFilter())[0].id
+        save_labels(session, CYCLE, [Label(key, name, 0, Verdict.LACKING, 1, reason)])
+    displayed = RunningStage(NOTHING, "gate")
+    NOTHING.start(displayed.key, "Gate")
+    sides = gate.Sides(((CYCLE, name),), "", Player(BASE), Player("x@v1"))
+    thinking = Thinking()
+    with scripted_server(thinking, canaries=CANARIES) as server:
+        at = with_analyst(server, context)
+        rounds = gate._Rounds(at, sides, at.target, at.target, displayed)  # type: ignore[arg-type]
+        await rounds._exercising_tasks(base)
+    assert thinking.kinds == ({"label": len(base)} if asks else {})
 
 
 CHANGES = {"return_item", "exchange_item", "cancel_order", "schedule_pickup", "change_payment"}

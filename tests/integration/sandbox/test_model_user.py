@@ -4,7 +4,7 @@ import ast
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ from tests.scripted_model import Scripted, ScriptedReply, Status, scripted_serve
 from tests.unit.pipeline.contexts import context_with_chain
 from traced.core.errors import StageError
 from traced.inference.client import Completion
+from traced.inference.model_files import BUNDLED, ModelFiles
 from traced.pipeline import admit
 from traced.pipeline.context import Context
 from traced.pipeline.episodes import episodes
@@ -272,6 +273,8 @@ async def admission_report(context: Context, source_code: str, monkeypatch: pyte
     monkeypatch.setattr(admit, "collected", lambda context: [])
     # The target's tools are not those of this environment.
     monkeypatch.setattr(admit, "_tools", lambda trajectories: None)
+    # The episodes' tokens are counted by the chat template of a real model.
+    context = replace(context, model=ModelFiles("bundled", BUNDLED))
     name = save_source(context, source_code)
     await admit.admit(context, "date-reasoning", name)
     report = admit.stored_report(context, name)
