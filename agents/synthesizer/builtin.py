@@ -14,7 +14,7 @@ import random
 import re
 import zlib
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -25,6 +25,7 @@ from agents.synthesizer.composition import compose, is_compound, speech_style
 from agents.synthesizer.corpus import Corpus, read_corpus
 from agents.synthesizer.counterfactuals import counterfactual_templates
 from agents.synthesizer.generalization import generalise
+from agents.synthesizer.renaming import Scenario
 from agents.synthesizer.runtime import TemplateEnvironment
 from agents.synthesizer.scenario_extraction import NoTemplate, Template, calls_of, extract_template
 from agents.synthesizer.selection import in_turn, strata
@@ -35,12 +36,16 @@ from store.types import Capability, Label, Outcome, Trajectory, Verdict
 
 _LOCAL_IMPORT = re.compile(r"^from agents\.synthesizer\.\w+ import [^\n]*\n", re.MULTILINE)
 MINIMUM_TEMPLATES = 8
+# With fewer templates, those of less exemplary successes are added.
+ENOUGH_TEMPLATES = 24
 # Limit for the JSON of all templates; admission accepts files up to 256 KiB.
 MAX_TEMPLATE_BYTES = 190_000
 # From this share of compound openings on, the capability is about several requests at once.
 _COMPOUND_SHARE = 0.6
 # Seeds on which every template's recorded solution is replayed.
 _PROBE_SEEDS = 6
+# Seeds whose scenarios show whether a template varies.
+_VARIETY_SEEDS = 16
 # Limit for the compressed data of a world, so that room for templates is left.
 MAX_WORLD_BYTES = 90_000
 _MAX_COMPOUNDS = 150
@@ -58,6 +63,11 @@ class WorldData:
     digest: str
     data: dict[str, Any]
 
+    @property
+    def omitted(self) -> list[str]:
+        """The tools that the world does not answer, in alphabetical order."""
+        return list(self.data.get("omitted", []))
+
     def encoded(self) -> str:
         """Return the data without the tools' schemas, compressed, as text."""
         data = {key: value for key, value in self.data.items() if key != "tools"}
@@ -68,7 +78,8 @@ def environment_source(data: dict[str, Any], target_world: WorldData | None = No
     """Return the text of an environment file: ``data`` as JSON, then the source of the renaming and the runtime.
 
     The file imports only the standard library and ``sandbox.contract``. With a world it has the world's data,
-    compressed, the source of the world's runtime, and the constant ``WORLD``, the hash of the world.
+    compressed, the source of the world's runtime, and the constants ``WORLD``, the hash of the world, and
+    ``WORLD_OMITS``, the tools that the world does not answer.
     """
     arguments = "DATA, World(WORLD_DATA)" if target_world else "DATA"
     summary = (
@@ -95,6 +106,7 @@ def _world_source(target_world: WorldData | None) -> str:
     text = "\n".join(f"    {json.dumps(line)}" for line in lines)
     return (
         f"# --- world ---\nimport base64\nimport zlib\n\nWORLD = {json.dumps(target_world.digest)}\n"
+        f"WORLD_OMITS = {json.dumps(target_world.omitted)}\n"
         f"WORLD_DATA = json.loads(zlib.decompress(base64.b85decode(\n{text}\n)))\n\n"
         f"{inspect.getsource(world_runtime)}\n\n"
     )
@@ -124,6 +136,8 @@ class Frame:
 @dataclass(frozen=True)
 class _Sources:
     exemplary: list[Transcript]
+    # Successes that exercised the capability but lacked others, none of which explains failures.
+    sound: list[Transcript]
     # Successes that exercised the capability but lacked another one.
     lucky: list[Transcript]
     # Successes that lacked the capability.
@@ -140,27 +154,35 @@ def synthesize(
     seed: int,
     extra_openings: Sequence[str] = (),
     target_world: WorldData | None = None,
+    unretained: Collection[str] = (),
 ) -> str:
     """Return the source of a single-file environment for ``capability``.
 
     Args:
         extra_openings: openings of failures that lacked the capability and are not among ``trajectories``; they affect
             only the weights of the strata, and no word of them is written into the file.
-        target_world: The target's world, which answers the calls that the scenarios themselves do not.
+        target_world: The target's world, which answers the calls that the scenarios themselves do not. Scenarios that
+            call a tool that it omits are left out; if fewer than ``MINIMUM_TEMPLATES`` remain, the environment is
+            written without the world.
+        unretained: Capabilities of the labels that do not explain failures: if templates are few, successes that lack
+            only such ones are examples too.
 
     Raises:
-        SynthesisError: fewer than ``MINIMUM_TEMPLATES`` conversations give a solvable template.
+        SynthesisError: fewer than ``MINIMUM_TEMPLATES`` different solvable templates.
     """
     rng = random.Random(f"synthesize:{capability.name}:{seed}")
     sorted_trajectories = sorted((item for item in trajectories if item.outcome.is_judged), key=lambda item: item.id)
-    sources = _sources(sorted_trajectories, labels, capability.name)
+    sources = _sources(sorted_trajectories, labels, capability.name, unretained)
     corpus = read_corpus(
         transcripts(sorted_trajectories),
         {transcript.trajectory_id for transcript in [*sources.exemplary, *sources.controls]},
     )
     templates, rejections = extract_all(sources.exemplary, corpus)
-    if len(templates) < MINIMUM_TEMPLATES:
-        templates += extract_all(sources.lucky, corpus)[0]
+    omitted = set(target_world.omitted) if target_world else set()
+    templates = distinct_templates(templates)
+    for further, required in ((sources.sound, ENOUGH_TEMPLATES), (sources.lucky, MINIMUM_TEMPLATES)):
+        if sum(tools_of(template).isdisjoint(omitted) for template in templates) < required:
+            templates = distinct_templates([*templates, *extract_all(further, corpus)[0]])
     reads_first = _needs_reads(capability)
     if reads_first:
         templates += counterfactual_templates(templates, extract_all(sources.unread, corpus)[0], corpus, rng)
@@ -172,8 +194,15 @@ def synthesize(
         for template in [*templates, *compounds]
     ]
     drafts += [{**template, "control": True, "reads_first": template["handoff"]} for template in controls]
-    selection = fill(drafts, corpus, Frame(common, target_world), rejections, rng)
-    if sum(not template["control"] for template in selection) < MINIMUM_TEMPLATES:
+    selection: list[Template] = []
+    if target_world is not None:
+        independent = [draft for draft in drafts if tools_of(draft).isdisjoint(omitted)]
+        selection = fill(independent, corpus, Frame(common, target_world), Counter(), rng)
+    if not _is_enough(selection):
+        # Too little of the world is left to carry the scenarios: they answer by themselves.
+        target_world = None
+        selection = fill(drafts, corpus, Frame(common, None), rejections, rng)
+    if not _is_enough(selection):
         raise SynthesisError(_too_few(capability, sources, selection, rejections))
     openings = [
         *(transcript.user[0].text for transcript in sources.lacking_failures if transcript.user),
@@ -181,7 +210,7 @@ def synthesize(
     ]
     rows = [
         {"kind": row.kind, "weight": round(row.weight, 6), "templates": row.templates}
-        for row in strata(selection, openings, balanced=reads_first)
+        for row in strata(selection, openings, balanced=reads_first, fixed=_fixed(selection, common))
     ]
     return environment_source(numbered({**common, "strata": rows, "templates": selection}), target_world)
 
@@ -199,10 +228,40 @@ def majority(labels: Iterable[Label], capability: str) -> dict[str, Verdict]:
     return verdicts
 
 
+def distinct_templates(templates: Sequence[Template]) -> list[Template]:
+    """Return templates without repetitions: trials of a task often say and do the same."""
+    merged: dict[str, Template] = {}
+    for template in templates:
+        key = json.dumps({name: value for name, value in template.items() if name != "from"}, sort_keys=True)
+        first = merged.setdefault(key, template)
+        if first is not template:
+            merged[key] = {**first, "from": [*first["from"], *template["from"]]}
+    return list(merged.values())
+
+
+def _is_enough(selection: Sequence[Template]) -> bool:
+    return sum(not template["control"] for template in selection) >= MINIMUM_TEMPLATES
+
+
+def _fixed(templates: Sequence[Template], common: Mapping[str, object]) -> set[int]:
+    """Return the positions of the templates of which most seeds make the same few scenarios."""
+    fixed = set()
+    for position, template in enumerate(templates):
+        data = numbered(_single(template, common))
+        scenarios = [Scenario(data, seed) for seed in range(_VARIETY_SEEDS)]
+        if 2 * len({json.dumps([scenario.opening, scenario.steps]) for scenario in scenarios}) <= _VARIETY_SEEDS:
+            fixed.add(position)
+    return fixed
+
+
+def _single(template: Template, common: Mapping[str, object]) -> dict[str, Any]:
+    """Return the data of an environment of one template."""
+    return {**common, "strata": [{"kind": "", "weight": 1.0, "templates": [0]}], "templates": [template]}
+
+
 def is_solvable(template: Template, common: Mapping[str, object], world: World | None = None) -> bool:
     """Return whether, on every probe seed, the recorded solution reaches reward 1 and doing nothing at most 0.2."""
-    single = {**common, "strata": [{"kind": "", "weight": 1.0, "templates": [0]}], "templates": [template]}
-    environment = TemplateEnvironment(numbered(single), world)
+    environment = TemplateEnvironment(numbered(_single(template, common)), world)
     for seed in range(_PROBE_SEEDS):
         environment.reset(seed)
         if environment.score().reward > 0.2:
@@ -216,25 +275,33 @@ def is_solvable(template: Template, common: Mapping[str, object], world: World |
     return True
 
 
-def _sources(trajectories: Sequence[Trajectory], labels: Sequence[Label], capability: str) -> _Sources:
+def _sources(
+    trajectories: Sequence[Trajectory], labels: Sequence[Label], capability: str, unretained: Collection[str]
+) -> _Sources:
     """Return the judged trajectories by outcome and verdict; a success that lacked another capability is ``lucky``."""
     verdicts = majority(labels, capability)
-    other_capabilities = sorted({label.capability for label in labels} - {capability})
-    lucky = {i for name in other_capabilities for i, v in majority(labels, name).items() if v is Verdict.LACKING}
+    lacking_names: dict[str, set[str]] = defaultdict(set)
+    for name in {label.capability for label in labels} - {capability}:
+        for trajectory_id, verdict in majority(labels, name).items():
+            if verdict is Verdict.LACKING:
+                lacking_names[trajectory_id].add(name)
 
     def pick(outcome: Outcome, verdict: Verdict) -> list[Trajectory]:
         return [t for t in trajectories if t.outcome is outcome and verdicts.get(t.id) is verdict]
 
+    def complete(rows: list[Trajectory]) -> list[Transcript]:
+        return transcripts([trajectory for trajectory in rows if not lacking_names[trajectory.id]])
+
     exercised_successes = pick(Outcome.SUCCESS, Verdict.PRESENT)
+    incomplete = [trajectory for trajectory in exercised_successes if lacking_names[trajectory.id]]
     return _Sources(
-        exemplary=transcripts([trajectory for trajectory in exercised_successes if trajectory.id not in lucky]),
-        lucky=transcripts([trajectory for trajectory in exercised_successes if trajectory.id in lucky]),
-        unread=transcripts(
-            [trajectory for trajectory in pick(Outcome.SUCCESS, Verdict.LACKING) if trajectory.id not in lucky]
+        exemplary=complete(exercised_successes),
+        sound=transcripts([trajectory for trajectory in incomplete if lacking_names[trajectory.id] <= set(unretained)]),
+        lucky=transcripts(
+            [trajectory for trajectory in incomplete if not lacking_names[trajectory.id] <= set(unretained)]
         ),
-        controls=transcripts(
-            [trajectory for trajectory in pick(Outcome.SUCCESS, Verdict.NA) if trajectory.id not in lucky]
-        ),
+        unread=complete(pick(Outcome.SUCCESS, Verdict.LACKING)),
+        controls=complete(pick(Outcome.SUCCESS, Verdict.NA)),
         lacking_failures=transcripts(pick(Outcome.FAILURE, Verdict.LACKING)),
     )
 
@@ -301,10 +368,15 @@ def _controls(sources: _Sources, templates: list[Template], corpus: Corpus) -> l
     """Return templates of successes that did not need the capability but wrote with tools usual where it is needed."""
     used = Counter(tool for template in templates for tool in _write_tools(template))
     usual = {tool for tool, count in used.items() if count >= _USUAL_SHARE * len(templates)}
-    candidates = extract_all(sources.controls, corpus)[0]
+    candidates = distinct_templates(extract_all(sources.controls, corpus)[0])
     return [template for template in candidates if _write_tools(template) and _write_tools(template) <= usual][
         :_MAX_CONTROLS
     ]
+
+
+def tools_of(template: Template) -> set[str]:
+    """Return the tools that a template's solution calls."""
+    return {str(call["tool"]) for call in calls_of(template["steps"])}
 
 
 def _write_tools(template: Template) -> set[str]:
@@ -343,7 +415,7 @@ def numbered(data: dict[str, Any]) -> dict[str, Any]:
 
 
 def _too_few(capability: Capability, sources: _Sources, solvable: list[Template], rejections: Counter[str]) -> str:
-    exercised_count = len(sources.exemplary) + len(sources.lucky)
+    exercised_count = len(sources.exemplary) + len(sources.sound) + len(sources.lucky)
     reasons = "; ".join(f"{reason}: {count}" for reason, count in rejections.most_common() if count)
     return (
         f"{capability.name}: {sum(not template['control'] for template in solvable)} usable scenario templates, "

@@ -4,13 +4,14 @@ Templates are grouped into strata by what the recorded agent did. Each kind cont
 file is used up, so rare kinds are kept. The weight of a stratum grows with the square root of its size, and with the
 share of failures lacking the capability that resemble it. If reading before acting is trained, acting and refusing each
 have at least a third of the weight, and equal weight for the same request. A small share of controls does not need the
-capability. A policy that always acts or always refuses therefore gets little reward.
+capability. A policy that always acts or always refuses therefore gets little reward. Templates that seeds hardly vary
+are strata of their own with a small share, so that few seeds repeat a task.
 """
 
 import math
 import random
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 from agents.synthesizer.corpus import masked_words
@@ -18,9 +19,11 @@ from agents.synthesizer.runtime import likeness
 from agents.synthesizer.scenario_extraction import Template, calls_of
 
 CONTROL_SHARE = 0.12
+FIXED_SHARE = 0.05
 _MIN_CLASS_SHARE = 1 / 3
 # Similarity of the words of two openings that ask for the same.
 _MIN_SIMILARITY = 0.9
+_FIXED = " (fixed)"
 
 
 @dataclass
@@ -50,16 +53,24 @@ def in_turn(templates: Sequence[Template], rng: random.Random) -> Iterator[Templ
         yield from (groups[kind][turn] for kind in sorted(groups) if turn < len(groups[kind]))
 
 
-def strata(templates: Sequence[Template], lacking_openings: Sequence[str], *, balanced: bool) -> list[Stratum]:
+def strata(
+    templates: Sequence[Template],
+    lacking_openings: Sequence[str],
+    *,
+    balanced: bool,
+    fixed: Collection[int] = (),
+) -> list[Stratum]:
     """Return one weighted stratum per kind.
 
     Args:
         lacking_openings: openings of failures that lacked the capability.
         balanced: give acting and refusing the weights that the module describes.
+        fixed: positions of the templates that seeds hardly vary; together they have at most ``FIXED_SHARE`` of the
+            weight if there are others.
     """
     groups: dict[str, list[int]] = defaultdict(list)
     for position, template in enumerate(templates):
-        groups[kind_of(template)].append(position)
+        groups[kind_of(template) + (_FIXED if position in fixed else "")].append(position)
     rows = [Stratum(kind, math.sqrt(len(members)), members) for kind, members in sorted(groups.items())]
     needing_rows = [row for row in rows if not row.kind.startswith("control:")]
     total_weight = sum(row.weight for row in needing_rows)
@@ -74,7 +85,16 @@ def strata(templates: Sequence[Template], lacking_openings: Sequence[str], *, ba
         factor = CONTROL_SHARE / (1 - CONTROL_SHARE) * _total(needing_rows) / _total(controls)
         for row in controls:
             row.weight *= factor
+    _bound_share([row for row in rows if row.kind.endswith(_FIXED)], rows)
     return rows
+
+
+def _bound_share(members: list[Stratum], rows: list[Stratum]) -> None:
+    """Lower the weights of ``members`` to ``FIXED_SHARE`` of the total, if there are other strata."""
+    part_total, total = _total(members), _total(rows)
+    if members and len(members) < len(rows) and part_total > FIXED_SHARE * total:
+        for row in members:
+            row.weight *= FIXED_SHARE / (1 - FIXED_SHARE) * (total - part_total) / part_total
 
 
 def _lacking_shares(rows: list[Stratum], templates: Sequence[Template], lacking_openings: Sequence[str]) -> list[float]:

@@ -7,7 +7,7 @@ from typing import Any
 
 from agents.world.calls import Conversation
 from agents.world.errors import error_class
-from agents.world.runtime import NOT_RECORDED, argument_values, canonical_json, is_linked, parsed, scalars
+from agents.world.runtime import NOT_RECORDED, World, argument_values, canonical_json, is_linked, parsed, scalars
 
 
 @dataclass(frozen=True)
@@ -34,6 +34,12 @@ class CallAgreement:
     has_error_class: bool
     is_error: bool
     shows_state: bool
+
+
+def replay(data: dict[str, Any], conversation: Conversation) -> list[str]:
+    """Return the answers of a world (``runtime.World``) to the calls of a conversation, from a fresh state."""
+    world = World(data)
+    return [world.call(call.tool, call.arguments) for call in conversation.calls]
 
 
 def compare(

@@ -332,6 +332,21 @@ def _index_paths(answers: dict[str, Any], records: dict[str, Any]) -> dict[str, 
     return paths
 
 
+def without_tools(data: Data, tools: Collection[str]) -> Data:
+    """Return a world that does not answer these tools, nor what rests on their records; its key ``omitted`` names them.
+
+    A call of an omitted write may have changed something, as any write whose answer is not recorded.
+    """
+    omitted = {*tools, *data.get("omitted", [])}
+    reduced = {**data, "omitted": sorted(omitted)}
+    for part in ("derived", "indexes", "errors", "constants", "computed"):
+        reduced[part] = {tool: entry for tool, entry in data[part].items() if tool not in omitted}
+    reduced["calls"] = {tool: {} if tool in omitted else entries for tool, entries in data["calls"].items()}
+    unknown = {"is_safe": False, "template": None, "record": None}
+    reduced["writes"] = {tool: unknown if tool in omitted else entry for tool, entry in data["writes"].items()}
+    return reduced
+
+
 def world_source(data: Data) -> str:
     """Return the text of ``world.py``: the data as JSON, the runtime, and an environment that answers calls."""
     rows = ",\n".join(f"{json.dumps(key)}: {_rows(value)}" for key, value in data.items())

@@ -25,7 +25,7 @@ from sandbox.admission.shortcuts import exploits, floor
 from sandbox.admission.solvability import BaseRewards, oracle, spread
 from sandbox.admission.static_analysis import inspect_source
 from sandbox.admission.target_texts import TargetTexts
-from sandbox.admission.world import WorldReplay, world, world_of
+from sandbox.admission.world import WorldReplay, omitted_tools, world, world_of
 from sandbox.client import SandboxSource
 from sandbox.contract import Tool
 from sandbox.errors import EngineDown, EpisodeLost, ImageMissing, SandboxError, WorkerDied
@@ -169,7 +169,8 @@ async def _run_checks(
     digest = world_of(candidate.source_code)
     if digest is not None and candidate.world_replay is not None:
         tools = {tool["function"]["name"] for tool in candidate.target_tools or []}
-        await run_check("world", _completed(world(digest, candidate.world_replay, tools, thresholds)))
+        omitted = omitted_tools(candidate.source_code)
+        await run_check("world", _completed(world(digest, omitted, candidate.world_replay, tools, thresholds)))
     context = candidate.check_context(thresholds)
     async with AsyncExitStack() as stack:
         await run_check("runs", _start_both(stack, context))

@@ -1,5 +1,6 @@
 """Command that reconstructs the world of a recorded target and proves it by replay: world."""
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -51,6 +52,7 @@ def world(
                 "world": figures.digest,
                 "conversations": target_world.conversations,
                 "agreement": agreement_json(figures.agreement),
+                "omitted": [asdict(item) for item in figures.omitted],
             }
         )
         return
@@ -63,3 +65,7 @@ def world(
             console.print(f"\nCalls of {split} conversations, shares with their 95 % intervals:", highlight=False)
         for line in agreement_lines(rows):
             console.print(f"  {line}", highlight=False, markup=False, soft_wrap=True)
+    if figures.omitted:
+        console.print("\nTools that the world omits, because its answers were wrong:", highlight=False)
+    for item in figures.omitted:
+        console.print(f"  {item.text}", highlight=False, markup=False, soft_wrap=True)

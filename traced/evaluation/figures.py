@@ -278,7 +278,11 @@ def as_json(figures: CycleFigures) -> dict[str, object]:
         payload["analysed"] = figures.analysed
     if figures.world:
         agreement = agreement_json(figures.world.agreement)
-        payload["world"] = {"digest": figures.world.digest, "conversations": figures.world.conversations} | agreement
+        payload["world"] = {
+            "digest": figures.world.digest,
+            "conversations": figures.world.conversations,
+            "omitted": [asdict(item) for item in figures.world.omitted],
+        } | agreement
     if figures.prompts:
         payload["prompts"] = [
             {

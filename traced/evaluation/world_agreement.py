@@ -1,14 +1,18 @@
 """How well a world answers recorded calls, by tool, with intervals: plain types for the command and the report.
 
 "held out": calls of conversations that are held out. "left out": calls of train conversations, each on a world that was
-made without that conversation; other conversations of its task may be in it.
+made without the conversations of its task. A tool whose answers disagree is omitted: the world does not answer it. Only
+"left out" calls decide that, so that "held out" ones prove the world. The "left out" figures of a world are therefore
+better than those of other calls would be.
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from agents.world.agreement import CallAgreement
+from sandbox.admission.context import Thresholds
+from sandbox.admission.world import MeasuredShare, ToolReplay, disagreements
 from traced.evaluation.intervals import Share, mean_share
 
 HELD_OUT_CALLS, LEFT_OUT_CALLS = "held out", "left out"
@@ -40,12 +44,35 @@ class ToolAgreement:
 
 
 @dataclass(frozen=True)
+class OmittedTool:
+    """A tool that a world does not answer, with the agreement that its answers had: of ``calls`` ("left out", ...)."""
+
+    tool: str
+    calls: str
+    exact: Share
+    error_class: Share
+
+    @property
+    def text(self) -> str:
+        """Return the reason in one line."""
+        return (
+            f"{self.tool}: of {self.exact.count} answered {self.calls} calls {share_text(self.exact)} exact, "
+            f"error class {share_text(self.error_class)}"
+        )
+
+
+@dataclass(frozen=True)
 class WorldFigures:
-    """A target's world: the hash of its source, how many conversations it was made of, and its agreement by split."""
+    """A target's world: the hash of its source, how many conversations it was made of, and its agreement by split.
+
+    Attributes:
+        omitted: Tools that the world does not answer.
+    """
 
     digest: str
     conversations: int
     agreement: dict[str, list[ToolAgreement]]  # HELD_OUT_CALLS, LEFT_OUT_CALLS -> tools, then all reads and writes
+    omitted: list[OmittedTool] = field(default_factory=list)
 
     @property
     def text(self) -> str:
@@ -58,6 +85,8 @@ class WorldFigures:
                         f"{row.tool} of {split} conversations: {row.exact.count} of {row.coverage.count} answered"
                         + (f", {share_text(row.exact)} exact" if row.exact.count else "")
                     )
+        if self.omitted:
+            parts.append(f"omitted tools: {', '.join(item.tool for item in self.omitted)}")
         return "; ".join(parts) or "no calls to compare with"
 
 
@@ -67,6 +96,36 @@ def tool_agreements(calls: Sequence[CallAgreement]) -> list[ToolAgreement]:
     for name, is_write in ((READS, False), (WRITES, True)):
         rows.append(_row(name, [call for call in calls if call.is_write is is_write]))
     return [row for row in rows if row.coverage.count]
+
+
+def disagreeing_tools(rows: Sequence[ToolAgreement]) -> list[OmittedTool]:
+    """Return the tools whose agreement on left-out calls is below a bound of admission, however few were answered."""
+    bounds = Thresholds()
+    return [
+        OmittedTool(row.tool, LEFT_OUT_CALLS, row.exact, row.error_class)
+        for row in rows
+        if row.tool not in (READS, WRITES)
+        and row.exact.count
+        and (row.exact.share < bounds.world_exact or row.error_class.share < bounds.world_error_class)
+    ]
+
+
+def refuted_tools(rows: Sequence[ToolAgreement]) -> list[OmittedTool]:
+    """Return the tools that the check "world" of admission refuses by their held-out calls."""
+    bounds = Thresholds()
+    return [
+        OmittedTool(row.tool, HELD_OUT_CALLS, row.exact, row.error_class)
+        for row in rows
+        if row.tool not in (READS, WRITES) and disagreements(tool_replay(row, HELD_OUT_CALLS), bounds)
+    ]
+
+
+def tool_replay(row: ToolAgreement, calls: str) -> ToolReplay:
+    """Return what admission judges a tool by; ``calls``: which were replayed."""
+    exact, error_class = (
+        MeasuredShare(share.count, share.share, share.low, share.high) for share in (row.exact, row.error_class)
+    )
+    return ToolReplay(row.tool, row.is_write, calls, exact, error_class)
 
 
 def _row(tool: str, calls: Sequence[CallAgreement]) -> ToolAgreement:
@@ -121,3 +180,10 @@ def read_agreement(payload: dict[str, list[dict[str, Any]]]) -> dict[str, list[T
         ]
         for split, rows in payload.items()
     }
+
+
+def read_omitted(payload: Sequence[dict[str, Any]]) -> list[OmittedTool]:
+    """Return the omitted tools that ``dataclasses.asdict`` wrote."""
+    return [
+        OmittedTool(row["tool"], row["calls"], Share(**row["exact"]), Share(**row["error_class"])) for row in payload
+    ]

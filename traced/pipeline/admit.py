@@ -12,13 +12,13 @@ from itertools import takewhile
 
 from agents.synthesizer.builtin import WorldData
 from agents.transcript import message_text, transcript
-from agents.world.reconstruction import read_data
+from agents.world.reconstruction import read_data, without_tools
 from sandbox import admission
 from sandbox.admission import Thresholds
 from sandbox.admission.checks import refusals
 from sandbox.admission.context import EpisodeBudget, PlayTokens
 from sandbox.admission.target_texts import TargetTexts, tool_answers
-from sandbox.admission.world import MeasuredShare, ToolReplay, WorldReplay, world, world_of
+from sandbox.admission.world import WorldReplay, world_of
 from sandbox.client import SandboxSource
 from sandbox.contract import Message, Task, Tool
 from sandbox.docker_engine import connect
@@ -28,8 +28,7 @@ from store.repositories.environments import get_environment, list_admissions, sa
 from store.types import AdmissionReport, EndCause, Outcome, Trajectory
 from traced.config.settings import Settings
 from traced.core.errors import StageError
-from traced.evaluation.intervals import Share
-from traced.evaluation.world_agreement import WorldFigures
+from traced.evaluation.world_agreement import WorldFigures, tool_replay
 from traced.inference.errors import EngineError
 from traced.pipeline.collect import collected
 from traced.pipeline.context import Context
@@ -138,10 +137,10 @@ async def _judge(context: Context, environment: str) -> AdmissionReport:
 
 
 async def usable_world(context: Context) -> WorldData | None:
-    """Return the world that environments stand on.
+    """Return the world that environments stand on, without the tools that held-out calls have refuted.
 
-    None for a target that can be played, one whose tools answer nothing, and a world that the replay of recorded calls
-    has refused: environments then answer by their scenarios alone.
+    None for a target that can be played, and for one whose tools answer nothing: environments then answer by their
+    scenarios alone.
     """
     if not context.target.is_recorded:
         return None
@@ -149,29 +148,17 @@ async def usable_world(context: Context) -> WorldData | None:
         target_world = await make_world(context)
     except StageError:
         return None
+    data = read_data(target_world.source_code)
     figures = find_figures(context)
     if figures is not None and figures.digest == target_world.digest:
-        replay = admission_world(figures)
-        passed, _ = world(target_world.digest, replay, {row.tool for row in replay.tools}, thresholds(context.settings))
-        if not passed:
-            return None
-    return WorldData(target_world.digest, read_data(target_world.source_code))
+        data = without_tools(data, [item.tool for item in figures.omitted])
+    return WorldData(target_world.digest, data)
 
 
 def admission_world(figures: WorldFigures) -> WorldReplay:
     """Return what admission judges a world by."""
-
-    def admission_share(share: Share) -> MeasuredShare:
-        return MeasuredShare(share.count, share.share, share.low, share.high)
-
-    return WorldReplay(
-        figures.digest,
-        [
-            ToolReplay(row.tool, row.is_write, split, admission_share(row.exact), admission_share(row.error_class))
-            for split, rows in figures.agreement.items()
-            for row in rows
-        ],
-    )
+    rows = [tool_replay(row, split) for split, rows in figures.agreement.items() for row in rows]
+    return WorldReplay(figures.digest, rows, [item.text for item in figures.omitted])
 
 
 def _tools(trajectories: Sequence[Trajectory]) -> list[Tool]:

@@ -21,16 +21,17 @@ from agents.llm.budget import Budget
 from agents.llm.endpoint import prompt_tokens
 from agents.llm.model import Model
 from agents.llm.question import ChatMessage, Purpose, Question, Usage
-from agents.synthesizer.builtin import majority
+from agents.synthesizer.builtin import MINIMUM_TEMPLATES, majority
 from agents.synthesizer.builtin import synthesize as write_environment
 from agents.synthesizer.llm.answer import extract_file, holds_environment
 from agents.synthesizer.llm.prompt import RefusedFile, Rules, example_pair, repair_messages, request_messages
 from sandbox.admission import refusals
 from sandbox.admission.report import as_text, requirements
 from sandbox.admission.static_analysis import MAX_BYTES, inspect_source
+from sandbox.admission.world import omitted_tools, world_of
 from sandbox.hashing import environment_hash
 from store.records import EnvironmentRecord
-from store.repositories.capabilities import get_capability, list_labels
+from store.repositories.capabilities import get_capability, list_findings, list_labels
 from store.repositories.environments import list_environments, save_admission, save_environment
 from store.text import sanitize_line
 from store.types import AdmissionReport, Check, Label, Outcome, Trajectory, Verdict, opening_messages
@@ -42,6 +43,7 @@ from traced.llm.connection import model as connected
 from traced.pipeline.admit import episode_limits, stored_report, thresholds, usable_world
 from traced.pipeline.collect import analyzed, collected
 from traced.pipeline.context import Context, RunningStage
+from traced.pipeline.world import find_world
 
 BUILTIN, LLM = "builtin", "llm"
 # Above 0, because several candidates must differ, and a repair must differ from one that failed before.
@@ -70,8 +72,19 @@ async def synthesize(context: Context, capability: str, attempt: int) -> str:
         report = stored_report(context, record.hash)
         refusal_text = f", refused by {', '.join(refusals(report))}" if report and not report.admitted else ""
         stage.detail |= {"environment": record.hash, "attempt": attempt, "synthesizer": record.synthesizer}
-        stage.figure = f"env:{record.hash[:12]}{refusal_text}"
+        stage.figure = f"env:{record.hash[:12]}{_world_text(context, record)}{refusal_text}"
     return record.hash
+
+
+def _world_text(context: Context, record: EnvironmentRecord) -> str:
+    """Return on which world of a recorded target a builtin environment stands, if the target has one."""
+    if record.synthesizer != BUILTIN or not context.target.is_recorded or find_world(context) is None:
+        return ""
+    digest = world_of(record.source_code)
+    if digest is None:
+        return f", without the world, which carries fewer than {MINIMUM_TEMPLATES} scenarios"
+    omitted = ", ".join(sorted(omitted_tools(record.source_code)))
+    return f" on world:{digest[:12]}{f' without {omitted}' if omitted else ''}"
 
 
 def written_environments(context: Context, capability: str, synthesizer: str | None = None) -> list[EnvironmentRecord]:
@@ -96,6 +109,7 @@ async def _write_builtin(context: Context, capability: str, attempt: int) -> Env
         capability_row = get_capability(session, context.cycle_id, capability)
         # All capabilities' labels: a success that lacked something else is not a good example.
         labels = list_labels(session, context.cycle_id)
+        unretained = {row.capability for row in list_findings(session, context.cycle_id, retained=False)}
         labelled_trajectories = analyzed(session, context.cycle_id)
     episodes = collected(context)
     episode_ids = {episode.id for episode in episodes}
@@ -114,6 +128,7 @@ async def _write_builtin(context: Context, capability: str, attempt: int) -> Env
             seed=seed,
             extra_openings=openings,
             target_world=target_world,
+            unretained=unretained,
         )
     except SynthesisError as error:
         raise CapabilityError(str(error)) from error

@@ -8,17 +8,17 @@ import asyncio
 import random
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from hashlib import blake2b
 from typing import Any
 
 from agents.errors import TranscriptError
 from agents.synthesizer.builtin import MAX_WORLD_BYTES, WorldData
 from agents.transcript import Transcript, transcript
-from agents.world.agreement import CallAgreement, compare
+from agents.world.agreement import CallAgreement, compare, replay
 from agents.world.calls import Conversation, conversations
 from agents.world.errors import error_class
-from agents.world.reconstruction import read_data, world_data, world_source
+from agents.world.reconstruction import read_data, without_tools, world_data, world_source
 from agents.world.tool_roles import write_tools
 from sandbox.world_replay import replay_conversations
 from store.records import StageState
@@ -29,9 +29,13 @@ from traced.core.errors import StageError
 from traced.evaluation.world_agreement import (
     HELD_OUT_CALLS,
     LEFT_OUT_CALLS,
+    OmittedTool,
     WorldFigures,
     agreement_json,
+    disagreeing_tools,
     read_agreement,
+    read_omitted,
+    refuted_tools,
     tool_agreements,
 )
 from traced.pipeline.collect import of_tool_set
@@ -47,11 +51,12 @@ FOLDS = 5
 
 @dataclass(frozen=True)
 class TargetWorld:
-    """A world of a target: its source, the hash of the source, and the ids of the conversations that it is made of."""
+    """A world of a target: its source, the source's hash, the ids of its conversations, and the tools that it omits."""
 
     digest: str
     source_code: str
     conversations: list[str]
+    omitted: list[OmittedTool]
 
 
 @dataclass(frozen=True)
@@ -74,7 +79,7 @@ async def make_world(context: Context) -> TargetWorld:
     name = context.target.name
     with context.stage(WORLD, f"Reconstruct what the tools of {name} answer") as stage:
         train = _transcripts(context, TRAIN)
-        source_code, used = await asyncio.to_thread(_fitting_source, context, train)
+        data, used = await asyncio.to_thread(_fitting_data, context, train)
         if not train:
             raise StageError(
                 f"no conversation of {name} that is not held out has an answered tool call", hint="traced import FILE"
@@ -84,13 +89,21 @@ async def make_world(context: Context) -> TargetWorld:
                 f"each conversation of {name} is too large for a world in the sandbox",
                 hint="raise sandbox.message_kb, or shorten what the tools answer",
             )
+        omitted = await asyncio.to_thread(_omitted_tools, used, data["unstable"])
+        source_code = world_source(without_tools(data, [item.tool for item in omitted]))
         with context.write_session() as session:
             digest = save_source(session, source_code)
         ids = [item.transcript.trajectory_id for item in used]
-        stage.detail = {"digest": digest, "conversations": ids, "left_out": len(train) - len(used)}
-        stage.figure = f"world:{digest[:12]}, of {len(used)} of {len(train)} conversations"
+        stage.detail = {
+            "digest": digest,
+            "conversations": ids,
+            "left_out": len(train) - len(used),
+            "omitted": [asdict(item) for item in omitted],
+        }
+        names = f", without {', '.join(item.tool for item in omitted)}" if omitted else ""
+        stage.figure = f"world:{digest[:12]}, of {len(used)} of {len(train)} conversations{names}"
     # Of two that were made at the same time the first one holds.
-    return find_world(context) or TargetWorld(digest, source_code, ids)
+    return find_world(context) or TargetWorld(digest, source_code, ids, omitted)
 
 
 def find_world(context: Context) -> TargetWorld | None:
@@ -100,7 +113,10 @@ def find_world(context: Context) -> TargetWorld | None:
         return None
     detail = details[0]
     with context.read_session() as session:
-        return TargetWorld(detail["digest"], get_source(session, detail["digest"]), list(detail["conversations"]))
+        source_code = get_source(session, detail["digest"])
+    # A world of an earlier version omits no tool.
+    omitted = read_omitted(detail.get("omitted", []))
+    return TargetWorld(detail["digest"], source_code, list(detail["conversations"]), omitted)
 
 
 async def prove_world(context: Context) -> WorldFigures:
@@ -123,18 +139,26 @@ async def prove_world(context: Context) -> WorldFigures:
         target_tools = _target_tools(used, held_out)
         calls = {HELD_OUT_CALLS: await _replay(context, world.source_code, held_out, target_tools)}
         stage.advance()
-        unstable = read_data(world.source_code)["unstable"]
+        data = read_data(world.source_code)
         left_out: list[CallAgreement] = []
         for fold in _folds(used):
             rest = [item for item in used if item not in fold]
             if fold and rest:
-                source_code = await asyncio.to_thread(_source, rest, unstable)
+                rest_data = await asyncio.to_thread(_data, rest, data["unstable"])
+                source_code = world_source(without_tools(rest_data, data.get("omitted", [])))
                 left_out += await _replay(context, source_code, fold, target_tools)
             stage.advance()
         calls[LEFT_OUT_CALLS] = left_out
         agreement = {split: tool_agreements(results) for split, results in calls.items()}
-        figures = WorldFigures(world.digest, len(used), agreement)
-        stage.detail = {"digest": world.digest, "conversations": len(used), "agreement": agreement_json(agreement)}
+        # Their wrong answers stay in the figures, which prove the world as it was made.
+        refuted = refuted_tools(agreement[HELD_OUT_CALLS])
+        figures = WorldFigures(world.digest, len(used), agreement, [*world.omitted, *refuted])
+        stage.detail = {
+            "digest": world.digest,
+            "conversations": len(used),
+            "agreement": agreement_json(agreement),
+            "omitted": [asdict(item) for item in figures.omitted],
+        }
         stage.figure = figures.text
     return figures
 
@@ -145,7 +169,8 @@ def find_figures(context: Context) -> WorldFigures | None:
     if not details:
         return None
     detail = details[-1]
-    return WorldFigures(detail["digest"], detail["conversations"], read_agreement(detail["agreement"]))
+    omitted = read_omitted(detail.get("omitted", []))
+    return WorldFigures(detail["digest"], detail["conversations"], read_agreement(detail["agreement"]), omitted)
 
 
 def _details(context: Context, stage: str) -> list[dict[str, Any]]:
@@ -176,8 +201,8 @@ def _transcripts(context: Context, split: str) -> list[TaskTranscript]:
     return items
 
 
-def _fitting_source(context: Context, items: Sequence[TaskTranscript]) -> tuple[str, list[TaskTranscript]]:
-    """Return the source of a world and its conversations: as many as the sandbox and environments can hold."""
+def _fitting_data(context: Context, items: Sequence[TaskTranscript]) -> tuple[dict[str, Any], list[TaskTranscript]]:
+    """Return the data of a world and its conversations: as many as the sandbox and environments can hold."""
     limit = MAX_SOURCE_SHARE * 1024 * context.sandbox_limits.message_kb
     # The largest are left out first: one of them may be larger than all others together.
     used = sorted(items, key=lambda item: (_answer_length(item), item.transcript.trajectory_id))
@@ -185,9 +210,36 @@ def _fitting_source(context: Context, items: Sequence[TaskTranscript]) -> tuple[
         data = _data(used)
         source_code = world_source(data)
         if len(source_code.encode()) <= limit and len(WorldData("", data).encoded()) <= MAX_WORLD_BYTES:
-            return source_code, used
+            return data, used
         used = used[: 3 * len(used) // 4]
-    return "", []
+    return {}, []
+
+
+def _omitted_tools(items: Sequence[TaskTranscript], unstable: Sequence[str]) -> list[OmittedTool]:
+    """Return the tools whose answers to tasks that the world is made without disagree with the recorded ones.
+
+    Without a tool's records others may answer otherwise, so the replay is repeated until all that remain agree. The
+    replay of one's own code needs no container.
+    """
+    target_tools = _target_tools(items, [])
+    folds = []
+    for fold in _folds(items):
+        rest = [item for item in items if item not in fold]
+        if fold and rest:
+            folds.append((_data(rest, unstable), _conversations(fold)))
+    omitted: list[OmittedTool] = []
+    while True:
+        names = [item.tool for item in omitted]
+        calls = []
+        for data, fold_conversations in folds:
+            reduced = without_tools(data, names)
+            for conversation in fold_conversations:
+                answers = replay(reduced, conversation)
+                calls += compare(conversation, answers, target_tools.writes, target_tools.error_classes)
+        disagreeing = disagreeing_tools(tool_agreements(calls))
+        if not disagreeing:
+            return sorted(omitted, key=lambda item: item.tool)
+        omitted += disagreeing
 
 
 def _answer_length(item: TaskTranscript) -> int:
@@ -196,10 +248,6 @@ def _answer_length(item: TaskTranscript) -> int:
 
 def _data(items: Sequence[TaskTranscript], unstable: Sequence[str] = ()) -> dict[str, Any]:
     return world_data([item.transcript for item in items], [item.task for item in items], unstable)
-
-
-def _source(items: Sequence[TaskTranscript], unstable: Sequence[str]) -> str:
-    return world_source(_data(items, unstable))
 
 
 def _folds(items: Sequence[TaskTranscript]) -> list[list[TaskTranscript]]:

@@ -425,7 +425,7 @@ def world(evidence: Evidence) -> Iterator[str]:
     for item in _quoted_items(evidence, "disagreeing"):
         yield (
             f"The world answers otherwise than the target did ({item}): the tool's answers depend on what its "
-            "conversations do not show. Import more conversations, or leave out what the world must not answer."
+            "conversations do not show. Write the environment again: it then omits the tool."
         )
 
 

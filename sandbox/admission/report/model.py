@@ -18,7 +18,7 @@ from store.types import AdmissionReport, Check
 
 MEANS = {
     "source": "parses, is small, imports and calls only what an environment needs",
-    "world": "its world is the target's, and answers recorded calls as the target did",
+    "world": "its world is the target's, and answers recorded calls as the target did, or omits the tool",
     "runs": "two seeds come through reset, step, score and oracle in two processes",
     "determinism": "the same seed gives the same bytes, also in another process and among other episodes",
     "oracle": "its own oracle ends every probed seed with reward 1 and success, within the training's turns and tokens",

@@ -11,7 +11,10 @@ from traced.evaluation.world_agreement import (
     WorldFigures,
     agreement_json,
     agreement_lines,
+    disagreeing_tools,
     read_agreement,
+    read_omitted,
+    refuted_tools,
     tool_agreements,
 )
 
@@ -56,8 +59,21 @@ def test_json_is_read_back_and_the_report_shows_every_tool() -> None:
     assert "made of 12 conversations" in page
     assert "get &lt;b&gt;" in page
     assert "get <b>" not in page
-    assert as_json(figures)["world"] == {"digest": "d" * 64, "conversations": 12} | agreement_json(world.agreement)
+    assert as_json(figures)["world"] == {"digest": "d" * 64, "conversations": 12, "omitted": []} | agreement_json(
+        world.agreement
+    )
     assert "World of acme: all reads of held out conversations: 2 of 3 answered" in str(
         summary_table(figures).renderables[0]
     )
     assert "The world" not in render(dataclasses.replace(figures, world=None), {})
+
+
+def test_omitted_tools_are_read_back_and_named_with_their_evidence() -> None:
+    omitted = disagreeing_tools(tool_agreements([*CALLS, dataclasses.replace(CALLS[1], task="5")]))
+    assert [item.tool for item in omitted] == ["get <b>", "lend"]
+    assert read_omitted(json.loads(json.dumps([dataclasses.asdict(item) for item in omitted]))) == omitted
+    assert omitted[0].text.startswith("get <b>: of 3 answered left out calls 33 % [")
+    world = WorldFigures("d" * 64, 12, {HELD_OUT_CALLS: tool_agreements(CALLS)}, omitted)
+    assert "get &lt;b&gt;: of 3 answered" in render(CycleFigures("c", "acme", "bundled", 0, world=world), {})
+    # So few wrong answers omit a tool, but refute none.
+    assert not refuted_tools(tool_agreements(CALLS))

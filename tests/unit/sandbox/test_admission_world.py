@@ -3,7 +3,7 @@
 import dataclasses
 
 from sandbox.admission.context import Thresholds
-from sandbox.admission.world import MeasuredShare, ToolReplay, WorldReplay, world, world_of
+from sandbox.admission.world import MeasuredShare, ToolReplay, WorldReplay, omitted_tools, world, world_of
 
 GOOD, LOW, SINGLE, EMPTY = (
     MeasuredShare(20, 1.0, 0.84, 1.0),
@@ -26,25 +26,34 @@ def test_the_world_is_named_by_a_constant_of_the_file() -> None:
 
 def test_agreement_within_bounds_passes_and_tools_without_answers_are_named() -> None:
     tools = [ToolReplay("get", False, "held out", GOOD, GOOD), ToolReplay("lend", True, "held out", EMPTY, EMPTY)]
-    passed, evidence = world("d1", replay(*tools), TOOLS, Thresholds())
+    passed, evidence = world("d1", set(), replay(*tools), TOOLS, Thresholds())
     assert passed
     assert (evidence["tools_judged"], evidence["not_judged"]) == (1, ["lend", "search"])
 
 
 def test_another_world_is_refused() -> None:
-    assert not world("d2", replay(ToolReplay("get", False, "held out", GOOD, GOOD)), TOOLS, Thresholds())[0]
+    assert not world("d2", set(), replay(ToolReplay("get", False, "held out", GOOD, GOOD)), TOOLS, Thresholds())[0]
 
 
 def test_a_tool_is_refused_only_where_its_whole_interval_lies_below_the_bound() -> None:
     tool = ToolReplay("get", False, "held out", LOW, GOOD)
-    passed, evidence = world("d1", replay(tool), TOOLS, Thresholds())
+    passed, evidence = world("d1", set(), replay(tool), TOOLS, Thresholds())
     assert not passed
     assert evidence["disagreeing"] == ["get, held out calls: exact 0.50 [0.30, 0.70] of 20"]
-    assert world("d1", replay(dataclasses.replace(tool, exact=SINGLE)), TOOLS, Thresholds())[0]
+    assert world("d1", set(), replay(dataclasses.replace(tool, exact=SINGLE)), TOOLS, Thresholds())[0]
     wide = MeasuredShare(6, 0.67, 0.3, 0.91)
-    assert world("d1", replay(dataclasses.replace(tool, exact=wide)), TOOLS, Thresholds())[0]
-    # A write may answer otherwise, such as with a new number, but errors have to be the target's.
-    assert world("d1", replay(dataclasses.replace(tool, is_write=True)), TOOLS, Thresholds())[0]
+    assert world("d1", set(), replay(dataclasses.replace(tool, exact=wide)), TOOLS, Thresholds())[0]
+    assert not world("d1", set(), replay(dataclasses.replace(tool, is_write=True)), TOOLS, Thresholds())[0]
     wrong_errors = ToolReplay("lend", True, "left out", GOOD, LOW)
-    assert not world("d1", replay(wrong_errors), TOOLS, Thresholds())[0]
-    assert world("d1", replay(wrong_errors), {"get"}, Thresholds())[0]
+    assert not world("d1", set(), replay(wrong_errors), TOOLS, Thresholds())[0]
+    assert world("d1", set(), replay(wrong_errors), {"get"}, Thresholds())[0]
+
+
+def test_a_tool_that_the_environment_omits_refuses_nothing_and_is_named() -> None:
+    wrong = ToolReplay("get", False, "held out", LOW, GOOD)
+    reason = "get: of 20 answered held out calls 50 % [30, 70] exact"
+    passed, evidence = world("d1", {"get"}, WorldReplay("d1", [wrong], [reason]), TOOLS, Thresholds())
+    assert passed
+    assert (evidence["omitted"], evidence["disagreeing"]) == ([reason], [])
+    assert omitted_tools('WORLD = "d1"\nWORLD_OMITS = ["get", "lend"]\n') == {"get", "lend"}
+    assert omitted_tools('WORLD = "d1"\n') == set()

@@ -13,9 +13,19 @@ import pytest
 
 from agents.errors import SynthesisError
 from agents.synthesizer.builtin import majority, synthesize
-from agents.synthesizer.selection import CONTROL_SHARE
-from store.types import Label, Message, Outcome, Verdict
-from tests.unit.agents.synthesis.conversations import capability, demonstrations, environment_class, play
+from agents.synthesizer.selection import CONTROL_SHARE, FIXED_SHARE, strata
+from store.types import Label, Message, Outcome, Trajectory, Verdict
+from tests.unit.agents.synthesis.conversations import (
+    call,
+    capability,
+    conversation,
+    demonstrations,
+    environment_class,
+    order,
+    play,
+    say,
+    user,
+)
 from traced.targets.desk import CAPABILITIES, TOOLS, Desk
 
 CANARY = "canary-7f3a"
@@ -154,3 +164,58 @@ def test_majority_over_the_runs_decides() -> None:
     }
     assert majority([label(0, exercised_runs), label(1, lacking_runs)], "c") == {"t": Verdict.NA}
     assert majority([label(0, exercised_runs)], "other") == {}
+
+
+def cancellation(number: int, name: str) -> Trajectory:
+    """Return a success that cancels the order of this number."""
+    order_id = f"W{4000 + number}"
+    parts = [
+        user(f"Please cancel order {order_id}."),
+        call("get_order", order(order_id, fee=30 + number), order_id=order_id),
+        call("cancel_order", {"ok": True}, order_id=order_id),
+        say(f"Order {order_id} is cancelled, the fee is {30 + number}."),
+    ]
+    return conversation(name, *parts)
+
+
+def test_equal_trials_of_a_task_give_one_template() -> None:
+    rows = [cancellation(number, f"t{number:02d}-{trial}") for number in range(9) for trial in range(3)]
+    labels = [Label(row.id, "multi-step-completion", 0, Verdict.PRESENT) for row in rows]
+    file = synthesize(capability("multi-step-completion"), rows, labels, seed=0)
+    templates = environment_class(file)().data["templates"]
+    assert len(templates) == 9
+    assert all(len(template["from"]) == 3 for template in templates)
+
+
+def test_few_trials_of_too_few_tasks_are_not_enough() -> None:
+    rows = [cancellation(number, f"t{number:02d}-{trial}") for number in range(7) for trial in range(3)]
+    labels = [Label(row.id, "multi-step-completion", 0, Verdict.PRESENT) for row in rows]
+    with pytest.raises(SynthesisError, match="7 usable scenario templates, 8 are needed"):
+        synthesize(capability("multi-step-completion"), rows, labels, seed=0)
+
+
+def test_successes_that_lack_what_explains_no_failure_are_examples_where_others_are_few() -> None:
+    rows = [cancellation(number, f"t{number:02d}") for number in range(12)]
+    labels = [Label(row.id, "multi-step-completion", 0, Verdict.PRESENT) for row in rows]
+    labels += [Label(row.id, "error-recovery", 0, Verdict.LACKING) for row in rows[9:]]
+
+    def templates(*unretained: str) -> int:
+        file = synthesize(capability("multi-step-completion"), rows, labels, seed=0, unretained=unretained)
+        return len(environment_class(file)().data["templates"])
+
+    assert templates() == 9
+    assert templates("error-recovery") == 12
+
+
+def test_templates_that_no_seed_varies_have_a_small_share() -> None:
+    def draft(tool: str) -> dict[str, Any]:
+        step = {"calls": [{"tool": tool, "kind": "write"}]}
+        return {"control": False, "steps": [step], "opening": [f"Please use {tool}."]}
+
+    drafts = [draft("open_doors"), draft("open_doors"), draft("close_doors"), draft("cancel_order")]
+    rows = strata(drafts, [], balanced=False, fixed={0, 1, 2})
+    total = sum(row.weight for row in rows)
+    assert sum(row.weight for row in rows if "doors" in row.kind) == pytest.approx(FIXED_SHARE * total)
+    assert {tuple(row.templates) for row in rows} == {(0, 1), (2,), (3,)}
+    # Where nothing varies, nothing is lowered.
+    assert sum(row.weight for row in strata(drafts[:3], [], balanced=False, fixed={0, 1, 2})) == pytest.approx(1.0)

@@ -7,9 +7,9 @@ import pytest
 
 from agents.synthesizer.builtin import WorldData, synthesize
 from agents.transcript import transcripts
-from agents.world.reconstruction import world_data, world_source
+from agents.world.reconstruction import without_tools, world_data, world_source
 from sandbox.admission.static_analysis import inspect_source
-from sandbox.admission.world import world_of
+from sandbox.admission.world import omitted_tools, world_of
 from sandbox.hashing import environment_hash
 from store.types import Label, Outcome, Trajectory, Verdict
 from tests.unit.agents.synthesis.conversations import (
@@ -45,6 +45,53 @@ def shop() -> list[Trajectory]:
 def of_world(rows: list[Trajectory]) -> WorldData:
     data = world_data(transcripts(rows), [row.id for row in rows])
     return WorldData(environment_hash(world_source(data)), data)
+
+
+def reduced(world: WorldData, *tools: str) -> WorldData:
+    return WorldData(world.digest, without_tools(world.data, tools))
+
+
+def bookings() -> list[Trajectory]:
+    """Return conversations that book a visit for an order each."""
+    rows = []
+    for number in range(COUNT):
+        name = f"W{6000 + number}"
+        parts = [
+            user(f"Please book a visit for order {name} on 2026-04-{number + 10}."),
+            call("get_order", order(name), order_id=name),
+            call("book_visit", {"ok": True}, order_id=name, date=f"2026-04-{number + 10}"),
+            say(f"The visit for {name} is booked."),
+        ]
+        rows.append(conversation(f"v{number:02d}", *parts))
+    return rows
+
+
+def tools_of_templates(file: str) -> set[str]:
+    return {
+        step_call["tool"]
+        for template in environment_class(file)().data["templates"]
+        for step in template["steps"]
+        for step_call in step["calls"]
+    }
+
+
+def test_no_scenario_calls_a_tool_that_the_world_omits() -> None:
+    rows = [*shop(), *bookings()]
+    labels = [Label(row.id, "multi-step-completion", 0, Verdict.PRESENT) for row in rows if row.id != "u"]
+    world = reduced(of_world(rows), "cancel_order")
+    file = synthesize(capability("multi-step-completion"), rows, labels, seed=0, target_world=world)
+    assert (world_of(file), omitted_tools(file)) == (world.digest, {"cancel_order"})
+    assert tools_of_templates(file) == {"get_order", "book_visit"}
+    assert all(play(environment_class(file)(), seed).success for seed in range(5))
+
+
+def test_a_world_that_carries_too_few_scenarios_is_left_out() -> None:
+    rows = [*shop(), *bookings()[:7]]
+    labels = [Label(row.id, "multi-step-completion", 0, Verdict.PRESENT) for row in rows if row.id != "u"]
+    world = reduced(of_world(rows), "cancel_order")
+    file = synthesize(capability("multi-step-completion"), rows, labels, seed=0, target_world=world)
+    assert world_of(file) is None
+    assert tools_of_templates(file) == {"get_order", "book_visit", "cancel_order"}
 
 
 @pytest.fixture(scope="module")
