@@ -123,8 +123,8 @@ def _steps(transcript: Transcript, corpus: Corpus) -> list[Step]:
             calls = [
                 _call(call, corpus) for call in by_index[index] if not _dead_end(call, transcript, corpus, reads_made)
             ]
-            if calls:
-                steps.append({"calls": calls})
+            earlier_text = _text_before(index, transcript)
+            steps += [{"calls": group} for group in _in_sequence(calls, earlier_text)]
         else:
             step: Step = {"calls": [], "say": agent_texts[index]}
             user_replies = [
@@ -148,8 +148,7 @@ def _dead_end(call: Call, transcript: Transcript, corpus: Corpus, reads_made: se
     ``reads_made`` is updated.
     """
     if call.result is not None and call.result.error:
-        earlier_text = " ".join(s.text for s in transcript.user_before(call.index)) + transcript.system
-        earlier_text += " ".join(o.text for o in transcript.observations_before(call.index))
+        earlier_text = _text_before(call.index, transcript)
         return any(is_identifier(v) and not has_word(earlier_text, v) for v in (call.arguments or {}).values())
     if call.name in corpus.writes:
         reads_made.clear()
@@ -158,6 +157,35 @@ def _dead_end(call: Call, transcript: Transcript, corpus: Corpus, reads_made: se
     is_repeated = key in reads_made
     reads_made.add(key)
     return is_repeated
+
+
+def _text_before(index: int, transcript: Transcript) -> str:
+    """Return what user, policy and tools have told before a message."""
+    texts = [transcript.system, *(message.text for message in transcript.user_before(index))]
+    return " ".join([*texts, *(answer.text for answer in transcript.observations_before(index))])
+
+
+def _in_sequence(calls: list[RecordedCall], earlier_text: str) -> list[list[RecordedCall]]:
+    """Return the calls of one message in groups, each of which can be made without the answers to its own calls.
+
+    A recorded agent that makes calls at once sometimes knows a code that only the first one's answer shows.
+    """
+    groups: list[list[RecordedCall]] = []
+    for call in calls:
+        values = [str(value) for _, value in leaves(call["args"], ()) if _is_code(value)]
+        unknown = [value for value in values if not has_word(earlier_text, value)]
+        answers = json.dumps([other["result"] for other in groups[-1]]) if groups else ""
+        if not groups or any(has_word(answers, value) for value in unknown):
+            groups.append([])
+        groups[-1].append(call)
+    return groups
+
+
+def _is_code(value: object) -> bool:
+    """Return whether a value of an argument is a code or a number of several digits, no phrase."""
+    text = str(value)
+    is_scalar = isinstance(value, str | int) and not isinstance(value, bool)
+    return is_scalar and len(text) > 2 and " " not in text and any(letter.isdigit() for letter in text)
 
 
 def _call(call: Call, corpus: Corpus) -> RecordedCall:

@@ -135,6 +135,14 @@ async def _write_builtin(context: Context, capability: str, attempt: int) -> Env
     record = EnvironmentRecord(
         environment_hash(source), source, context.cycle_id, capability, seed, BUILTIN, context.now()
     )
+    report = stored_report(context, record.hash)
+    if report is not None and not report.admitted:
+        # Another seed may select the same templates; its file has no report of its own.
+        raise CapabilityError(
+            f"{capability}: the builtin synthesizer can only repeat env:{record.hash[:12]}, which was refused by "
+            f"{', '.join(refusals(report))}",
+            hint="record or collect more conversations, or: traced synthesize --synthesizer llm",
+        )
     with context.write_session() as session:
         save_environment(session, record)
     return record

@@ -19,9 +19,11 @@ from tests.desk import DESK
 from tests.unit.store.chain import CAPABILITY, T0
 from traced.cli.current_cycle import next_attempt, to_judge, written_by
 from traced.config.settings import Settings, configuration, load_settings, with_defaults
+from traced.core.errors import CapabilityError
 from traced.core.progress import Progress
 from traced.core.resources import Meter
 from traced.inference.model_files import ModelFiles
+from traced.pipeline import synthesize as synthesis
 from traced.pipeline.context import Context
 from traced.pipeline.cycles import find_cycle
 from traced.pipeline.synthesize import stored_attempt
@@ -66,6 +68,18 @@ def test_an_attempt_follows_the_last_refused_one_of_its_own_synthesizer(context:
     assert (next_attempt(context, NAME), next_attempt(model, NAME)) == (1, 0)
     assert stored_attempt(model, NAME, 0) is None
     assert stored_attempt(context, NAME, 0) is not None
+
+
+async def test_a_builtin_environment_that_was_refused_is_not_written_again(
+    context: Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    environment = save_source(context, "builtin", 0)
+    # Another seed selects the same templates if all of them fit.
+    monkeypatch.setattr(synthesis, "write_environment", lambda *arguments, **options: "# builtin 0\n")
+    assert await synthesis.synthesize(context, NAME, 1) == environment
+    save_judgement(context, environment, passed=False)
+    with pytest.raises(CapabilityError, match=r"can only repeat env:\w{12}, which was refused by runs"):
+        await synthesis.synthesize(context, NAME, 2)
 
 
 def test_candidates_are_judged_in_their_order_until_one_is_admitted(context: Context) -> None:

@@ -53,6 +53,26 @@ def test_dead_ends_are_left_out() -> None:
     assert [c["tool"] for step in template["steps"] for c in step["calls"]] == ["get_order", "cancel_order"]
 
 
+def at_once(*calls: Any) -> list[Any]:
+    """Return the message that makes these calls together, and their answers."""
+    requests, answers = zip(*calls, strict=True)
+    merged = {**requests[0], "tool_calls": [request["tool_calls"][0] for request in requests]}
+    return [merged, *answers]
+
+
+def test_a_call_that_needs_an_answer_to_a_call_of_its_own_message_follows_it() -> None:
+    lookup = call("get_order", {"order_id": "W1234", "visit": 4711}, "c1", order_id="W1234")
+    visit = call("book_visit", {"ok": True}, "c2", order_id="W1234", date="4711")
+    other_lookup = call("get_order", {"order_id": "W77"}, "c3", order_id="W77")
+    rows = [user("Please visit W1234, as for W77."), at_once(lookup, other_lookup, visit), say("Booked.")]
+    steps = template_of(conversation("t", *rows))["steps"]
+    assert [[c["tool"] for c in step["calls"]] for step in steps] == [["get_order", "get_order"], ["book_visit"], []]
+    # What the user has told needs no answer first.
+    rows[0] = user("Please visit W1234 as 4711, as for W77.")
+    steps = template_of(conversation("t", *rows))["steps"]
+    assert [len(step["calls"]) for step in steps] == [3, 0]
+
+
 def test_an_error_on_a_known_identifier_stays() -> None:
     busy = call("cancel_order", {"error": "busy"}, "c3", order_id="W1234")
     template = template_of(cancelling("t", "W1234", busy))
