@@ -88,6 +88,7 @@ class TemplateEnvironment:
             entries.append({**call, "after": len(writes), "needs": self._needs(entries, call, writes)})
             if call["kind"] == "write":
                 writes.append(call)
+        self.recorded_writes = writes
         self.expected = self._expected(writes)
         self.rests = self._rests()
         self.spare = {self._key(call["tool"], call["args"]) for call in self.scenario.extra}
@@ -239,7 +240,7 @@ class TemplateEnvironment:
             if self.world is not None and entry["kind"] == "write":
                 recorded = self.scenario.names.inverse()
                 self.world.record(tool, recorded.arguments(arguments), recorded.text(str(entry["result"])))
-            return self._made(tool, arguments, str(entry["result"]), entry["kind"])
+            return self._made(tool, arguments, self._now(tool, arguments, entry), entry["kind"])
         unknown = self._unknown(tool, arguments)
         if unknown is not None:
             self.tried.add(key)
@@ -247,6 +248,17 @@ class TemplateEnvironment:
         if tool in self.data["writes"]:
             return self._made(tool, arguments, _filled(self.data["acks"].get(tool, '{"ok":true}'), arguments), "write")
         return self._made(tool, arguments, self._by_analogy(tool, arguments), "read")
+
+    def _now(self, tool: str, arguments: Data, entry: Data) -> str:
+        """A recorded answer; of a read repeated after a write, as the world knows that such writes change it."""
+        text = str(entry["result"])
+        if self.world is None or entry["kind"] != "read":
+            return text
+        names = self.scenario.names
+        recorded = names.inverse()
+        earlier = [(call["tool"], recorded.arguments(call["args"])) for call in self.recorded_writes[: entry["after"]]]
+        answer = self.world.after_writes(tool, recorded.arguments(arguments), recorded.answer(text), earlier)
+        return text if answer in (None, recorded.answer(text)) else str(names.answer(answer))
 
     def _is_foreign(self, tool: str, key: str, arguments: Data, entries: list[Data] | None) -> bool:
         """Is it a call that the scenario did not record: none, one of an imputed record, or one with another prose?"""

@@ -71,6 +71,8 @@ def extract_template(transcript: Transcript, corpus: Corpus) -> Template | NoTem
     steps = _steps(transcript, corpus)
     if not steps:
         return NoTemplate("the agent neither said nor did anything")
+    if _uses_unrevealed_code([transcript.system, *opening_texts], steps, corpus):
+        return NoTemplate("the agent used a code that nobody had told")
     template: Template = {
         "from": [transcript.trajectory_id],
         "system": transcript.system,
@@ -179,6 +181,21 @@ def _in_sequence(calls: list[RecordedCall], earlier_text: str) -> list[list[Reco
             groups.append([])
         groups[-1].append(call)
     return groups
+
+
+def _uses_unrevealed_code(texts: list[str], steps: list[Step], corpus: Corpus) -> bool:
+    """Return whether a call has an identifier that no message, answer or tool description showed before.
+
+    Such a success was luck, or the agent knew what no other one can know.
+    """
+    known_texts = [json.dumps(corpus.tools, ensure_ascii=False), *texts]
+    for step in steps:
+        for call in step["calls"]:
+            identifiers = [value for _, value in leaves(call["args"], ()) if is_identifier(value)]
+            if not all(any(has_word(text, value) for text in known_texts) for value in identifiers):
+                return True
+        known_texts += [step.get("reply", ""), *(json.dumps(call["result"]) for call in step["calls"])]
+    return False
 
 
 def _is_code(value: object) -> bool:

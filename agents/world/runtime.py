@@ -272,8 +272,14 @@ class World:
         entries = self.data["calls"][tool].get(canonical_json(arguments), [])
         base = next((text for history, text, _ in entries if not history), None)
         value = self._derived(tool, arguments) if base is None else parsed(base)
-        for write in relevant:
+        return self._changed(tool, value, relevant)
+
+    def _changed(self, tool: str, value: Any, writes: list[Data]) -> Any:
+        """Return a read's answer as data after writes that may have changed it, ``UNKNOWN`` if not determined."""
+        for write in writes:
             effect = self.data["effects"].get(write["tool"], {}).get(tool)
+            if write["answer"] is UNKNOWN:
+                return UNKNOWN
             if effect == REPLACED_RECORD:
                 value = write["answer"] if isinstance(write["answer"], dict) else UNKNOWN
             elif isinstance(effect, list) and isinstance(value, dict):
@@ -281,6 +287,24 @@ class World:
             else:
                 return UNKNOWN
         return value
+
+    def after_writes(self, tool: str, arguments: Data, text: str, earlier: list[tuple[str, Data]]) -> str | None:
+        """Return what a read answers now, None if the record does not determine it.
+
+        Args:
+            text: What it answered after the writes ``earlier``, each a tool and its arguments.
+        """
+        earlier_keys = [call_key(write_tool, write_arguments) for write_tool, write_arguments in earlier]
+        writes = []
+        for write in self.relevant(tool, arguments):
+            if write["key"] in earlier_keys:
+                earlier_keys.remove(write["key"])
+            else:
+                writes.append(write)
+        if not writes:
+            return text
+        value = self._changed(tool, parsed(text), writes)
+        return None if value is UNKNOWN else self._as_text(tool, value)
 
     def relevant(self, tool: str, arguments: Data) -> list[Data]:
         """Return the writes so far that may have changed a read's answer."""

@@ -85,6 +85,7 @@ def test_an_error_on_a_known_identifier_stays() -> None:
         ([say("Hello."), user("Hi.")], "opening"),
         ([user("Hi."), say("Hello."), user("Bye.")], "checked"),
         ([user("Hi."), call("get_order", {})[:1], say("Hm.")], "never answered"),
+        ([user("Hi."), call("get_order", order("W5"), order_id="W5"), say("W5.")], "nobody had told"),
     ],
 )
 def test_an_unusable_conversation_gives_a_reason(parts: list[Any], reason: str) -> None:

@@ -134,3 +134,36 @@ def test_without_a_world_the_same_record_is_unknown() -> None:
     environment = environment_class(file)()
     environment.reset(0)
     assert "not found" in ask(environment, "get_order", order_id="W9876")
+
+
+def shop_with_rereads() -> list[Trajectory]:
+    """Return the shop's conversations, and failures that read the order again after its cancellation."""
+    rows = shop()
+    for number in range(3):
+        name = f"W{7000 + number}"
+        parts = [
+            user(f"Please cancel order {name}."),
+            call("get_order", order(name, fee=50 + number), order_id=name),
+            call("cancel_order", {"ok": True}, order_id=name),
+            call("get_order", order(name, "cancelled", fee=50 + number), order_id=name),
+            say("Done?"),
+        ]
+        rows.append(conversation(f"r{number}", *parts, outcome=Outcome.FAILURE))
+    return rows
+
+
+@pytest.mark.parametrize("has_world", [True, False])
+def test_a_read_repeated_after_a_write_shows_what_such_writes_change(has_world: bool) -> None:
+    rows = shop_with_rereads()
+    labels = [Label(row.id, "multi-step-completion", 0, Verdict.PRESENT) for row in rows[:COUNT]]
+    target_world = of_world(rows) if has_world else None
+    file = synthesize(capability("multi-step-completion"), rows, labels, seed=0, target_world=target_world)
+    environment = environment_class(file)()
+    for seed in range(5):
+        environment.reset(seed)
+        lookup, write = [item for step in environment.scenario.steps for item in step["calls"]]
+        record = json.loads(ask(environment, lookup["tool"], **lookup["args"]))
+        assert json.loads(ask(environment, lookup["tool"], **lookup["args"])) == record
+        ask(environment, write["tool"], **write["args"])
+        changed_record = json.loads(ask(environment, lookup["tool"], **lookup["args"]))
+        assert changed_record == ({**record, "status": "cancelled"} if has_world else record)
