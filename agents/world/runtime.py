@@ -122,8 +122,8 @@ def rule_value(rule: Rule, old: Any, arguments: Data, answer: Any) -> Any:
 
     Args:
         rule: ["same"], ["constant", value], ["argument", path], ["answer", path], ["append", source, path],
-            ["extend", source, path], ["remove", source, path], ["add", path] or ["subtract", path]; a source is
-            "argument" or "answer".
+            ["extend", source, path], ["remove", source, path], ["add", path], ["subtract", path] or ["reverse"], which
+            appends a list's own entries with negated numbers; a source is "argument" or "answer".
         old: The field's value before the write, ``UNKNOWN`` if the record had no such field.
     """
     kind = rule[0]
@@ -138,6 +138,8 @@ def rule_value(rule: Rule, old: Any, arguments: Data, answer: Any) -> Any:
         if not (is_number(old) and is_number(amount)):
             return UNKNOWN
         return old + amount if kind == "add" else old - amount
+    if kind == "reverse":
+        return [*old, *_negated(old)] if isinstance(old, list) else UNKNOWN
     part = at_path(arguments if rule[1] == "argument" else answer, rule[2])
     if part is UNKNOWN or not isinstance(old, list):
         return UNKNOWN
@@ -146,6 +148,15 @@ def rule_value(rule: Rule, old: Any, arguments: Data, answer: Any) -> Any:
     if kind == "extend":
         return [*old, *part] if isinstance(part, list) else UNKNOWN
     return [entry for entry in old if entry != part] if part in old else UNKNOWN
+
+
+def _negated(value: Any) -> Any:
+    """Return nested data with negated numbers, as a booking is reversed by."""
+    if isinstance(value, dict):
+        return {key: _negated(part) for key, part in value.items()}
+    if isinstance(value, list):
+        return [_negated(part) for part in value]
+    return -value if is_number(value) else value
 
 
 def changed_record(rules: list[Any], record: Any, arguments: Data, answer: Any) -> Any:

@@ -28,7 +28,7 @@ from agents.world.tool_roles import is_same_record
 
 # Different calls that a rule has to reproduce before it is used.
 MINIMUM_OBSERVATIONS = 2
-_PREFERENCE = ("same", "argument", "answer", "add", "subtract", "append", "extend", "remove", "constant")
+_PREFERENCE = ("same", "argument", "answer", "add", "subtract", "append", "extend", "remove", "reverse", "constant")
 
 Pair = tuple[str, str]
 
@@ -164,14 +164,13 @@ def _rank(rule: Rule, path: list[Any]) -> int:
     """Return the order of preference: an argument of the field's name, then the general before the particular."""
     if rule[0] == "argument" and rule[1][-1] == path[-1]:
         return 0
-    return 1 + ["same", "argument", "answer", "add", "subtract", "append", "extend", "remove", "constant"].index(
-        rule[0]
-    )
+    return 1 + _PREFERENCE.index(rule[0])
 
 
 def _candidates(path: list[Any], observation: Observation, old: Any, new: Any) -> Iterator[Rule]:
     yield ["constant", new]
     yield ["same"]
+    yield ["reverse"]
     sources = [("argument", observation.write.arguments)]
     if observation.answer is not None:
         sources.append(("answer", observation.answer))

@@ -118,6 +118,36 @@ def test_a_write_that_answers_with_the_record_computes_its_fields(warehouse: Wor
     assert warehouse.call("bestand", {"artikel": "M5"}) == '{"artikel":"M5","menge":40,"regal":"R2"}'
 
 
+class Ledger:
+    """Invoices; a cancellation books all amounts again with the opposite sign, and closes the invoice."""
+
+    def __init__(self) -> None:
+        self.invoices: dict[str, dict[str, Any]] = {
+            f"I{n}": {"invoice": f"I{n}", "open": True, "bookings": [{"by": f"k{n}", "amount": 10 + n}] * (1 + n % 2)}
+            for n in range(9)
+        }
+
+    def call(self, tool: str, arguments: dict[str, Any]) -> str:
+        """Return a tool's answer."""
+        invoice = self.invoices[arguments["invoice"]]
+        if tool == "cancel":
+            reversals = [{**booking, "amount": -booking["amount"]} for booking in invoice["bookings"]]
+            invoice |= {"open": False, "bookings": [*invoice["bookings"], *reversals]}
+        return json.dumps(invoice)
+
+
+def test_a_write_that_reverses_bookings_and_sets_a_field_is_answered_for_any_known_record() -> None:
+    lookup, cancellation = [(tool, {"invoice": "I0"}) for tool in ("get_invoice", "cancel")]
+    transcripts = [
+        conversation(Ledger, n, [(tool, {"invoice": f"I{n}"}) for tool in ("get_invoice", "cancel")]) for n in (1, 2, 3)
+    ]
+    world = world_of([*transcripts, conversation(Ledger, 4, [lookup])])
+    target = Ledger()
+    for tool, arguments in (lookup, cancellation, lookup):
+        assert world.call(tool, arguments) == target.call(tool, arguments)
+    assert world.call("cancel", {"invoice": "I7"}) == NOT_RECORDED
+
+
 def test_answers_that_are_no_json_are_looked_up(warehouse: World) -> None:
     assert warehouse.call("wetter", {"ort": "Kiel"}) == "Regen in Kiel, 4 Grad"
     assert warehouse.call("wetter", {"ort": "Bonn"}) == NOT_RECORDED
