@@ -58,16 +58,19 @@ def write_tools(conversations: Sequence[Conversation]) -> set[str]:
 
 def _creates(tool: str, conversations: Sequence[Conversation]) -> bool:
     """Return whether a tool with several arguments answers with records like those that another tool looks up."""
-    looked_up: dict[str, AnsweredCall] = {}
+    looked_up: dict[str, dict[frozenset[str], dict[str, object]]] = defaultdict(dict)
     created: list[AnsweredCall] = []
     for call in (call for conversation in conversations for call in conversation.calls if not call.failed):
         if call.tool == tool:
             created.append(call)
         elif isinstance(call.value, dict) and len(call.arguments) == 1:
-            looked_up.setdefault(call.tool, call)
+            looked_up[call.tool].setdefault(frozenset(call.value), call.value)
     if not created or not all(isinstance(call.value, dict) and len(call.arguments) > 1 for call in created):
         return False
-    return any(all(is_alike(lookup.value, call.value) for call in created) for lookup in looked_up.values())
+    return any(
+        all(any(is_alike(record, call.value) for record in records.values()) for call in created)
+        for records in looked_up.values()
+    )
 
 
 def _repeats_alike(tool: str, repeats: Sequence[RepeatedRead]) -> bool:

@@ -118,6 +118,25 @@ def test_a_write_that_answers_with_the_record_computes_its_fields(warehouse: Wor
     assert warehouse.call("bestand", {"artikel": "M5"}) == '{"artikel":"M5","menge":40,"regal":"R2"}'
 
 
+class Tickets:
+    """Tickets of two forms; a new one is answered with the record that a look-up would show."""
+
+    def call(self, tool: str, arguments: dict[str, Any]) -> str:
+        """Return a tool's answer."""
+        if tool == "aufnehmen":
+            return json.dumps({"nummer": 5, "kunde": "K5", "datum": "heute"} | arguments)
+        if arguments["nummer"] == 1:
+            return json.dumps({"archiv": "A7", "regal": "R4"})
+        return json.dumps({"nummer": 2, "titel": "a", "text": "b", "kunde": "K2", "datum": "gestern"})
+
+
+def test_a_tool_that_creates_records_writes_whatever_the_order_of_the_conversations() -> None:
+    transcripts = [conversation(Tickets, n, [("zeigen", {"nummer": n})]) for n in (1, 2)]
+    transcripts += [conversation(Tickets, 3, [("aufnehmen", {"titel": "Tor", "text": "klemmt"})])]
+    for rows in (transcripts, transcripts[::-1], transcripts[1:] + transcripts[:1]):
+        assert set(world_of(rows).data["writes"]) == {"aufnehmen"}
+
+
 class Ledger:
     """Invoices; a cancellation books all amounts again with the opposite sign, and closes the invoice."""
 
