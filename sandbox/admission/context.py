@@ -86,7 +86,7 @@ class Thresholds:
     # Maximum 95th percentile of the durations of step and reset.
     step_seconds: float = 0.25
     reset_seconds: float = 0.5
-    # A tool whose replayed answers agree less often than this, with the whole interval, refuses its world.
+    # A tool whose replayed answers agree less often than this, with the whole interval, refuses what answers by them.
     world_exact: float = 0.9
     world_error_class: float = 0.8
     # Answered calls of a tool without which its agreement is not judged.
