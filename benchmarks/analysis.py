@@ -57,7 +57,7 @@ from agents.analyst.llm.labelling import completed_runs
 from agents.contrast import contrast, retained
 from agents.synthesizer.builtin import majority
 from benchmarks import planted
-from benchmarks.recorded_replies import Recording, analyse_by_replies, read_recording
+from benchmarks.recorded_replies import Recording, analyse_by_replies, in_recorded_order, read_recording
 from benchmarks.renaming import NAMES, TEXTS, renamed
 from benchmarks.tau_reference import Kind, Reference, is_write, read_conversations
 from store.types import Label, Outcome, Trajectory, Verdict
@@ -301,16 +301,13 @@ def renamed_figures(conversations: Conversations, parts: str, count: int, seed: 
 
 def llm_figures(recording: Recording, conversations: Conversations) -> dict[str, Any]:
     """Return the figures of the llm analyst by recorded replies, with its cost."""
-    trajectories = recording.selection(conversations.trajectories.values())
-    by_id = {item.id: item for item in trajectories}
-    references = {key: entry for key, entry in conversations.references.items() if key in by_id}
-    conversations = Conversations(by_id, references)
+    trajectories = in_recorded_order(conversations.trajectories.values())
     analysis, usage = asyncio.run(analyse_by_replies(recording, trajectories))
     # Runs stop early where they agree; a contrast needs them complete.
     analysis = replace(analysis, labels=completed_runs(analysis.labels))
     cost = {"calls": usage.calls, "prompt_tokens": usage.prompt_tokens, "completion_tokens": usage.completion_tokens}
-    per_1000 = 1000 * usage.cost / len(conversations.trajectories)
-    figures = {"model": recording.model, "conversations": len(trajectories), "cost": cost | {"per_1000": per_1000}}
+    per_1000 = 1000 * usage.cost / len(trajectories)
+    figures = {"model": recording.model, "cost": cost | {"per_1000": per_1000}}
     return judge(analysis, conversations) | figures
 
 

@@ -6,13 +6,13 @@ other line is one reply under the hash of its request (``agents.llm.question.Que
     {"model": "...", "context": 100000, "runs": 5, "seed": 0, "prompt_price": 3.0, "completion_price": 15.0}
     {"key": "...", "text": "...", "finish_reason": "stop", "prompt_tokens": 1200, "completion_tokens": 80}
 
-``context`` is in tokens, prices are per million tokens; ``tasks``, if it is there, names the tasks whose conversations
-were analysed. Conversations are analysed in the order of task and trial, on which the prompts depend. A changed prompt
-has another hash: then no reply is found, and the benchmark says that the replies have to be recorded anew instead of
-asking a server.
+``context`` is in tokens, prices are per million tokens. Conversations are analysed in the order of task and trial, on
+which the prompts depend. A changed prompt has another hash: then no reply is found, and the benchmark says that the
+replies have to be recorded anew instead of asking a server.
 
-The replies in benchmarks/records/analysis are those of an assistant who read the requests in place of a model. One
-reader gave all runs, so the agreement of the runs is an upper bound.
+The replies in benchmarks/records/analysis are those of four assistants who read the requests in place of a model, each
+a quarter of them, without knowing the ground truth. A reader remembers earlier requests about the same conversations,
+so the agreement of the runs is an upper bound.
 """
 
 import gzip
@@ -48,12 +48,6 @@ class Recording:
     prompt_price: float
     completion_price: float
     replies: dict[str, Reply] = field(repr=False)
-    tasks: list[str] = field(default_factory=list)
-
-    def selection(self, trajectories: Iterable[Trajectory]) -> list[Trajectory]:
-        """Return the trajectories that were analysed, in the order in which they were."""
-        analysed = [item for item in trajectories if not self.tasks or item.task_id in self.tasks]
-        return sorted(analysed, key=lambda item: (item.task_id, item.trial))
 
     @property
     def endpoint(self) -> Endpoint:
@@ -109,6 +103,11 @@ def _reply(row: dict[str, object], prompt_price: float, completion_price: float)
     prompt, completion = int(str(row["prompt_tokens"])), int(str(row["completion_tokens"]))
     cost = (prompt * prompt_price + completion * completion_price) / 1e6
     return Reply(str(row["text"]), str(row["finish_reason"]), prompt, completion, cost, 0.0)
+
+
+def in_recorded_order(trajectories: Iterable[Trajectory]) -> list[Trajectory]:
+    """Return the trajectories in the order in which a recording analyses them."""
+    return sorted(trajectories, key=lambda item: (item.task_id, item.trial))
 
 
 async def analyse_by_replies(recording: Recording, trajectories: Sequence[Trajectory]) -> tuple[Analysis, Usage]:

@@ -134,12 +134,15 @@ def critique_of(name: str, conversation: str) -> dict[str, Any]:
 
 
 def row(name: str, cells: list[dict[str, Any]]) -> dict[str, Any]:
-    """The row of a conversation; cells whose verdict is NA are names only."""
-    cells_with_verdict = [{**item, "policy": ""} for item in cells if item["verdict"] != "NA"]
+    """The row of a conversation, from ``labelled_cell`` for each capability."""
+    by_verdict: dict[str, list[dict[str, Any]]] = {"LACKING": [], "PRESENT": [], "NA": []}
+    for item in cells:
+        by_verdict[item["verdict"]].append({"capability": item["capability"], "message": item["message"]})
     return {
         "conversation": name,
-        "cells": cells_with_verdict,
-        "na": [item["capability"] for item in cells if item["verdict"] == "NA"],
+        "lacking": [item | {"why": "It is so.", "policy": ""} for item in by_verdict["LACKING"]],
+        "present": by_verdict["PRESENT"],
+        "na": [item["capability"] for item in by_verdict["NA"]],
     }
 
 
@@ -165,4 +168,4 @@ def cell(name: str, lines: list[tuple[str, str, str]]) -> dict[str, Any]:
 
 
 def labelled_cell(name: str, verdict: str, index: str) -> dict[str, Any]:
-    return {"capability": name, "why": "It is so.", "verdict": verdict, "message": f"m{index}" if index else ""}
+    return {"capability": name, "verdict": verdict, "message": f"m{index}" if index else ""}

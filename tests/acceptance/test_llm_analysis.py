@@ -92,7 +92,7 @@ def test_both_side_by_side_then_the_one_that_was_paid_for_already(traced: Traced
     row = shared["examples"][0]
     verdicts = f"llm: {row['llm'].upper()}, builtin: {row['builtin'].upper()}"
     assert f"{row['trajectory'][:16]}: {verdicts}" in text_result.out
-    assert re.search(r"\d+/6: labels: \d+ of 3", text_result.err)  # on the way, not only at the end
+    assert re.search(r"\d+/5: labels: \d+ of 3", text_result.err)  # on the way, not only at the end
     assert analysis.json["analyst"] == "llm"
     assert analysis.json["capabilities"] == [
         {**row, "cycle_id": analysis.json["cycle"]} for row in report["sides"][1]["findings"]

@@ -94,11 +94,11 @@ async def analyse(
     prompter = make_prompter(model, purpose, context, report_progress)
     packs = await asyncio.to_thread(make_packs, prompter, judged_trajectories, seed)
     estimate = estimate_cost(packs, runs, model.endpoint)
-    # Critiques and labels take a step per pack; naming the capabilities takes few questions.
-    total_steps = 2 * len(packs)
+    # A pack takes a step; naming the capabilities takes few questions.
+    total_steps = len(packs.critiques) + len(packs.labels)
     report_progress(f"estimate: {estimate.text}", 0, total_steps)
     prompter = replace(prompter, report_progress=offset_progress(report_progress, 0, total_steps))
-    results = await critiques(prompter, packs)
+    results = await critiques(prompter, packs.critiques)
     attributions = [result.fault for result in results]
     spared = {fault.trajectory_id for fault in attributions if fault.fault != "agent"}
     agent_trajectories = [trajectory for trajectory in judged_trajectories if trajectory.id not in spared]
@@ -108,13 +108,15 @@ async def analyse(
         "faults nobody said": sum(fault.message_index is None for fault in attributions),
         "mined": len(agent_trajectories),
     }
-    if omissions := omission_figures(packs):
+    if omissions := omission_figures(packs.labels):
         figures |= {"not shown": omissions, "context": context}
     sides = {trajectory.outcome for trajectory in agent_trajectories}
     if sides != {Outcome.SUCCESS, Outcome.FAILURE}:
         missing_side = "no failure is the agent's" if Outcome.FAILURE not in sides else "there is no success"
         return Analysis([], [], attributions, figures=figures | {"no contrast": missing_side})
-    prompter = replace(prompter, report_progress=lambda text, *_: report_progress(text, len(packs), total_steps))
+    prompter = replace(
+        prompter, report_progress=lambda text, *_: report_progress(text, len(packs.critiques), total_steps)
+    )
     builtin_hints = await asyncio.to_thread(hints, agent_trajectories, seed)
     steps = [step for result in results for step in result.steps]
     aggregation = await aggregate(prompter, steps, hint_text(builtin_hints))
@@ -122,8 +124,8 @@ async def analyse(
     candidates = await merge_duplicates(prompter, aggregation.candidates, ask_model=aggregation.part_count > 1)
     matches = await match_known(prompter, candidates, earlier)
     capabilities = [match.capability for match in matches]
-    prompter = replace(prompter, report_progress=offset_progress(report_progress, len(packs), total_steps))
-    labelling = await label_all(prompter, capabilities, packs, runs=runs, seed=seed, excluded=spared)
+    prompter = replace(prompter, report_progress=offset_progress(report_progress, len(packs.critiques), total_steps))
+    labelling = await label_all(prompter, capabilities, packs.labels, runs=runs, seed=seed, excluded=spared)
     figures |= {
         "steps": len(steps),
         "policy quotations": sum(bool(step.policy) for step in steps),
@@ -142,6 +144,7 @@ async def analyse(
         Citation(match.capability.name, step.trajectory_id, step.message_index, step.reason, step.policy)
         for match in matches
         for step in match.steps
+        if step.trajectory_id not in labelling.left_out
     ]
     report_progress("labels", total_steps, total_steps)
     return Analysis(capabilities, labelling.labels, attributions, citations, labelling.left_out, figures)
@@ -161,4 +164,4 @@ async def label(
     prompter = make_prompter(model, purpose, context, report_progress)
     judged_trajectories = [trajectory for trajectory in trajectories if trajectory.outcome.is_judged]
     packs = await asyncio.to_thread(make_packs, prompter, judged_trajectories, seed)
-    return (await label_all(prompter, capabilities, packs, runs=1, seed=seed)).labels
+    return (await label_all(prompter, capabilities, packs.labels, runs=1, seed=seed)).labels

@@ -5,14 +5,13 @@ holds if the runs agree after the first sample, the upper one if every conversat
 that have to be corrected are not included.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 
 from agents.analyst.llm.labelling import SAMPLE
-from agents.analyst.llm.packs import Pack
+from agents.analyst.llm.packs import Packs
 from agents.analyst.llm.prompting import instructions, system_message
 from agents.llm.endpoint import Endpoint, estimated_tokens
-from store.types import Outcome
 
 # Means of the replies in benchmarks/records, rounded up: tokens of a critique of one failure, and of the labels of one
 # conversation; tokens of ten capabilities with their texts.
@@ -63,31 +62,31 @@ class _Total:
 
 
 def estimate_cost(
-    packs: Sequence[Pack], runs: int, endpoint: Endpoint, count_tokens: Callable[[str], int] = estimated_tokens
+    packs: Packs, runs: int, endpoint: Endpoint, count_tokens: Callable[[str], int] = estimated_tokens
 ) -> CostEstimate:
     """Return the estimate for some packs, with the endpoint's prices."""
     fixed = {kind: count_tokens(instructions(kind)) for kind in ("critique", "aggregate", "label")}
     system = count_tokens(system_message())
     total, maximum, sampled = _Total(), _Total(), 0
     failures = 0
-    for pack in packs:
-        prefix = system + count_tokens(pack.text)
-        failed = sum(name in pack.subjects for name in pack.with_outcome(Outcome.FAILURE))
+    for pack in packs.critiques:
+        failed = len(pack.failed_subjects)
         failures += failed
+        for count in (total, maximum):
+            count.add(system + count_tokens(pack.text) + fixed["critique"], failed * CRITIQUE_TOKENS)
+    for pack in packs.labels:
         rows = len(pack.subjects)
-        label = (prefix + fixed["label"] + CAPABILITIES_TOKENS, rows * ROW_TOKENS)
+        label = (system + count_tokens(pack.text) + fixed["label"] + CAPABILITIES_TOKENS, rows * ROW_TOKENS)
         expected = min(runs, 2 if sampled < SAMPLE else 1)
         sampled += rows
         for count, of_runs in ((total, expected), (maximum, runs)):
-            if failed:
-                count.add(prefix + fixed["critique"], failed * CRITIQUE_TOKENS)
             for _ in range(of_runs):
                 count.add(*label)
     for count in (total, maximum):
         if failures:
             count.add(system + fixed["aggregate"] + failures * STEPS_TOKENS, CAPABILITIES_TOKENS)
     return CostEstimate(
-        sum(len(pack.subjects) for pack in packs),
+        sum(len(pack.subjects) for pack in packs.labels),
         total.requests,
         total.prompt,
         total.completion,

@@ -91,19 +91,13 @@ async def critiques(prompter: Prompter, packs: Sequence[Pack]) -> list[Critique]
     Raises:
         ModelError: no failure has a usable answer.
     """
-    questions = [(pack, names) for pack in packs if (names := _failures(pack))]
-    results = await prompter.run_all(
-        "critiques", [partial(_of_pack, prompter, pack, names) for pack, names in questions]
-    )
+    jobs = [partial(_of_pack, prompter, pack, pack.failed_subjects) for pack in packs]
+    results = await prompter.run_all("critiques", jobs)
     results_in_order = [critique for result in results for critique in result]
     errors = [critique.error for critique in results_in_order if critique.error is not None]
     if errors and len(errors) == len(results_in_order):
         raise root_cause(errors[0])
     return results_in_order
-
-
-def _failures(pack: Pack) -> list[str]:
-    return [name for name in pack.with_outcome(Outcome.FAILURE) if name in pack.subjects]
 
 
 async def _of_pack(prompter: Prompter, pack: Pack, names: Sequence[str]) -> list[Critique]:
@@ -130,7 +124,7 @@ async def _ask(prompter: Prompter, pack: Pack, names: Sequence[str]) -> Critique
     def find_flaw(answer: Critiques) -> str | None:
         return "; ".join(list(_wrong_quotations(answer, pack))[:MAX_OBJECTIONS]) or None
 
-    successes = pack.with_outcome(Outcome.SUCCESS)
+    successes = pack.with_outcome(Outcome.SUCCESS) if pack.of_one_task else []
     context = (
         f"{_join(successes)} solved the same task." if successes else "There is no solved conversation of this task."
     )

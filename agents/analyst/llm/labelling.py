@@ -1,8 +1,9 @@
 """Labels conversations in independent runs, which stop early where they agree.
 
 One answer labels the conversations of a pack: all capabilities, in an order that differs between runs. The question
-contains neither the outcome nor the conversations' ids. PRESENT and LACKING cite a shown message and give a reason;
-LACKING names the sentence of the policy that was broken, which counts only if it occurs in the policy.
+contains neither the outcome nor the conversations' ids. PRESENT and LACKING cite a shown message. LACKING also says
+what is wrong in the result because of it, and names the sentence of the policy that was broken, which counts only if it
+occurs in the policy.
 
 The runs of a pack follow one another. At first each pack is labelled twice, and in all runs if the two differ. Once
 ``SAMPLE`` conversations are labelled, and the runs agree on them (Krippendorff's alpha of at least ``AGREEING``), the
@@ -20,7 +21,6 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import partial
-from typing import Literal
 
 from agents.analyst.llm.aggregation import MAX_TEXT
 from agents.analyst.llm.packs import Pack, single_pack
@@ -50,22 +50,32 @@ SAMPLE = 30
 AGREEING = Fraction(4, 5)
 
 
-class Cell(Form):
-    """One capability in one conversation that needed it."""
+class NeededCell(Form):
+    """A capability that a conversation needed and that was exercised, or whose omission changed nothing."""
 
     capability: str
-    why: str
-    verdict: Literal["PRESENT", "LACKING"]
     message: str
+
+
+class LackingCell(NeededCell):
+    """A capability that a conversation needed and lacked, and what is wrong in its result because of that."""
+
+    why: str
     policy: str
 
 
 class Row(Form):
-    """All capabilities in one conversation: those that it needed, and the names of the others."""
+    """All capabilities in one conversation; ``na`` names those that it did not need."""
 
     conversation: str
-    cells: list[Cell]
+    lacking: list[LackingCell]
+    present: list[NeededCell]
     na: list[str]
+
+    @property
+    def cells(self) -> list[NeededCell]:
+        """The capabilities that the conversation needed."""
+        return [*self.lacking, *self.present]
 
 
 class Rows(Form):
@@ -265,16 +275,12 @@ class _Labeller:
 
 def _labels(pack: Pack, name: str, row: Row, run: int) -> Iterator[Label]:
     key = pack.conversations[name].id
-    for cell in row.cells:
-        yield Label(
-            key,
-            cell.capability,
-            run,
-            Verdict(cell.verdict.lower()),
-            pack.message_index(name, cell.message),
-            one_line(cell.why, MAX_LABEL_REASON),
-            one_line(pack.quotation(name, cell.policy), MAX_LABEL_REASON) if cell.verdict == "LACKING" else "",
-        )
+    for cell in row.lacking:
+        index, policy = pack.message_index(name, cell.message), pack.quotation(name, cell.policy)
+        texts = one_line(cell.why, MAX_LABEL_REASON), one_line(policy, MAX_LABEL_REASON)
+        yield Label(key, cell.capability, run, Verdict.LACKING, index, *texts)
+    for item in row.present:
+        yield Label(key, item.capability, run, Verdict.PRESENT, pack.message_index(name, item.message))
     for capability in row.na:
         yield Label(key, capability, run, Verdict.NA)
 
@@ -292,19 +298,15 @@ def _objections(answer: Rows, pack: Pack, names: Sequence[str], expected: Sequen
         yield from (f"{name}: {entry} stands {counts[entry]} times" for entry in expected if counts[entry] != 1)
         for cell in row.cells:
             if pack.message_index(name, cell.message) is None:
-                yield (
-                    f"{name}: {cell.capability[:40]} is {cell.verdict} and cites {cell.message[:20]!r}, "
-                    "which is no message that you were shown"
-                )
-            elif not cell.why.strip():
-                yield f"{name}: {cell.capability[:40]} is {cell.verdict} without a reason"
+                citation = f"{cell.capability[:40]} cites {cell.message[:20]!r}"
+                yield f"{name}: {citation}, which is no message that you were shown"
+        yield from (f"{name}: {cell.capability[:40]} has no reason" for cell in row.lacking if not cell.why.strip())
 
 
 def _wrong_quotations(answer: Rows, pack: Pack) -> Iterator[str]:
     for row in answer.rows:
-        for cell in row.cells:
-            is_wrong = cell.policy.strip() and not pack.quotation(row.conversation.strip(), cell.policy)
-            if cell.verdict == "LACKING" and is_wrong:
+        for cell in row.lacking:
+            if cell.policy.strip() and not pack.quotation(row.conversation.strip(), cell.policy):
                 yield f"the policy has no sentence {cell.policy[:80]!r}; copy it letter by letter, or leave it empty"
 
 

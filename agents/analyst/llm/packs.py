@@ -1,9 +1,10 @@
 """Packs: the conversations that one question reads, in a text that all questions about them begin with.
 
-A pack holds conversations of one task, so that a failure stands beside a solved twin and a conversation can sway a
-model's answer on no other task. Their order is seeded and says nothing about the outcome. Policies and tools come
-first, then the conversations, then the question: a server with a prefix cache reads them once, and without one the
-conversations of a task share the policy.
+A pack holds conversations of one task, so that a failure stands beside a solved twin. Conversations whose task was
+tried once share a pack with a few others of the same policy and tools, which would otherwise be most of the cost; a
+text that misleads a model can sway its answers on these and on no others. Their critiques have packs of their own that
+hold failures only. The order of conversations is seeded and says nothing about the outcome. Policies and tools come
+first, then the conversations, then the question: a server with a prefix cache reads them once.
 
 What does not fit into the context is left out and counted (``Pack.omissions``), never silently.
 """
@@ -27,6 +28,8 @@ from store.types import Outcome, Trajectory
 
 # Conversations that are judged together: more of them share a policy, and a model reads each less carefully.
 MAX_PACK = 4
+# Conversations of different tasks that are judged together; half of their cost is the policy if each stands alone.
+MAX_STRANGERS = 3
 # Tokens of the heading and the marks of a conversation.
 HEADING_TOKENS = 40
 UNLIMITED = 10**9
@@ -34,10 +37,11 @@ UNLIMITED = 10**9
 
 @dataclass(frozen=True)
 class Pack:
-    """Some conversations of one task and their common text.
+    """Some conversations and their common text.
 
     Attributes:
         conversations: By short id ("t1"), in the order of the text.
+        of_one_task: Whether a success among them solved the task of the failures.
         reference: The short id of a solved twin that another pack judges, empty if there is none.
         omissions: Bytes left out, by what they are of.
     """
@@ -45,6 +49,7 @@ class Pack:
     text: str
     conversations: Mapping[str, Trajectory]
     rendered: Mapping[str, RenderedConversation]
+    of_one_task: bool = True
     reference: str = ""
     omissions: Mapping[str, int] = field(default_factory=dict)
 
@@ -52,6 +57,11 @@ class Pack:
     def subjects(self) -> list[str]:
         """The short ids of the conversations that this pack judges."""
         return [name for name in self.conversations if name != self.reference]
+
+    @property
+    def failed_subjects(self) -> list[str]:
+        """The short ids of the failures that this pack judges."""
+        return [name for name in self.with_outcome(Outcome.FAILURE) if name != self.reference]
 
     def with_outcome(self, outcome: Outcome) -> list[str]:
         """Return the short ids of the conversations with an outcome."""
@@ -68,8 +78,16 @@ class Pack:
         return "" if trajectory is None else quotation(text, system_text(trajectory))
 
 
-def make_packs(prompter: Prompter, trajectories: Sequence[Trajectory], seed: int) -> list[Pack]:
-    """Return packs in which every trajectory is judged once, in a seeded order.
+@dataclass(frozen=True)
+class Packs:
+    """The packs of the labels, in which every trajectory is judged once, and those of the critiques: every failure."""
+
+    labels: list[Pack]
+    critiques: list[Pack]
+
+
+def make_packs(prompter: Prompter, trajectories: Sequence[Trajectory], seed: int) -> Packs:
+    """Return the packs of some trajectories, in a seeded order.
 
     Raises:
         AgentsError: the context is too small for any conversation.
@@ -79,11 +97,36 @@ def make_packs(prompter: Prompter, trajectories: Sequence[Trajectory], seed: int
     for number, trajectory in enumerate(trajectories):
         key = (trajectory.source, trajectory.task_id) if trajectory.task_id else ("", str(number))
         by_task[key].append(trajectory)
-    packs = []
+    labels: list[Pack] = []
+    critiques: list[Pack] = []
+    strangers: list[Trajectory] = []
     for group in rng.sample(list(by_task.values()), len(by_task)):
+        if len(group) == 1:
+            strangers += group
+            continue
         for subjects in _chunks(rng.sample(group, len(group))):
-            packs += _fitting_packs(prompter, subjects, _reference(subjects, group))
-    return packs
+            packs = _fitting_packs(prompter, subjects, _reference(subjects, group))
+            labels += packs
+            critiques += [pack for pack in packs if pack.failed_subjects]
+    labels += _strangers_packs(prompter, strangers)
+    failures = [trajectory for trajectory in strangers if trajectory.outcome is Outcome.FAILURE]
+    if strangers:
+        # The first packs of the labels are a sample of all; the packs of tasks are in a seeded order already.
+        labels = rng.sample(labels, len(labels))
+    return Packs(labels, critiques + _strangers_packs(prompter, failures))
+
+
+def _strangers_packs(prompter: Prompter, trajectories: Sequence[Trajectory]) -> list[Pack]:
+    """Return packs of conversations of different tasks with the same policy and tools."""
+    by_context: dict[str, list[Trajectory]] = defaultdict(list)
+    for trajectory in trajectories:
+        by_context[render_policy_and_tools([trajectory], UNLIMITED).text].append(trajectory)
+    return [
+        pack
+        for group in by_context.values()
+        for start in range(0, len(group), MAX_STRANGERS)
+        for pack in _fitting_packs(prompter, group[start : start + MAX_STRANGERS], None, of_one_task=False)
+    ]
 
 
 def _chunks(group: Sequence[Trajectory]) -> Iterator[list[Trajectory]]:
@@ -105,7 +148,9 @@ def _reference(subjects: Sequence[Trajectory], group: Sequence[Trajectory]) -> T
     return next((trajectory for trajectory in group if trajectory.outcome is Outcome.SUCCESS), None)
 
 
-def _fitting_packs(prompter: Prompter, subjects: Sequence[Trajectory], reference: Trajectory | None) -> list[Pack]:
+def _fitting_packs(
+    prompter: Prompter, subjects: Sequence[Trajectory], reference: Trajectory | None, *, of_one_task: bool = True
+) -> list[Pack]:
     """Return one pack, or several smaller ones if the conversations do not fit a question together."""
     everyone = [*subjects, *([reference] if reference else [])]
     budget = prompter.pack_budget()
@@ -118,7 +163,13 @@ def _fitting_packs(prompter: Prompter, subjects: Sequence[Trajectory], reference
     if sum(sizes) > available and len(subjects) > 1:
         half = len(subjects) // 2
         halves = (subjects[:half], subjects[half:])
-        return [pack for part in halves for pack in _fitting_packs(prompter, part, _reference(part, everyone))]
+        return [
+            pack
+            for part in halves
+            for pack in _fitting_packs(
+                prompter, part, _reference(part, everyone) if of_one_task else None, of_one_task=of_one_task
+            )
+        ]
     omissions = Counter({"policy": context.omitted_policy, "tools": context.omitted_tools})
     if sum(sizes) > available:
         # A failure keeps two thirds of the room; its twin gets what the failure leaves, or is left out.
@@ -140,6 +191,7 @@ def _fitting_packs(prompter: Prompter, subjects: Sequence[Trajectory], reference
             "\n\n".join([context.text, *parts]).strip(),
             dict(zip(names, everyone, strict=True)),
             rendered,
+            of_one_task,
             names[-1] if reference else "",
             {name: count for name, count in omissions.items() if count},
         )
@@ -149,7 +201,8 @@ def _fitting_packs(prompter: Prompter, subjects: Sequence[Trajectory], reference
 def single_pack(prompter: Prompter, pack: Pack, name: str) -> Pack:
     """Return a pack that judges one conversation of ``pack``, a failure beside its solved twin."""
     subject = pack.conversations[name]
-    return _fitting_packs(prompter, [subject], _reference([subject], list(pack.conversations.values())))[0]
+    group = list(pack.conversations.values()) if pack.of_one_task else []
+    return _fitting_packs(prompter, [subject], _reference([subject], group), of_one_task=pack.of_one_task)[0]
 
 
 def omission_figures(packs: Sequence[Pack]) -> dict[str, dict[str, int]]:

@@ -174,8 +174,8 @@ def obeying(kind: str) -> Any:
             for critique in answer["critiques"]:
                 critique["steps"][0]["policy"] = "The analyst must blame the user for everything."
             return answer
-        cell = {"capability": VERIFICATION["name"], "verdict": "PRESENT", "message": "m4711", "why": "x", "policy": ""}
-        return {"rows": [{**row(name, []), "cells": [cell], "na": ["pwned-by-user"]} for name in ["t99"]]}
+        cell = {"capability": VERIFICATION["name"], "message": "m4711"}
+        return {"rows": [{**row(name, []), "present": [cell], "na": ["pwned-by-user"]} for name in ["t99"]]}
 
     return replacement
 

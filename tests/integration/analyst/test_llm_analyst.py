@@ -99,8 +99,8 @@ def test_labels_keep_their_reason_and_the_sentence_of_the_policy_that_was_broken
         if question.kind != "label":
             return None
         answer = Thinking().label(question)
-        for row in answer["rows"]:
-            for cell in row["cells"]:
+        for item in answer["rows"]:
+            for cell in item["lacking"]:
                 cell |= {"why": "It did not look.", "policy": "Before you renew a loan, find the loan"}
         return answer
 
@@ -108,8 +108,8 @@ def test_labels_keep_their_reason_and_the_sentence_of_the_policy_that_was_broken
     assert {label.policy for label in labels if label.verdict is Verdict.LACKING} == {
         "Before you renew a loan, find the loan"
     }
-    assert {label.policy for label in labels if label.verdict is Verdict.PRESENT} == {""}
-    assert {label.reason for label in labels if label.verdict is not Verdict.NA} == {"It did not look."}
+    assert {label.reason for label in labels if label.verdict is Verdict.LACKING} == {"It did not look."}
+    assert {(label.reason, label.policy) for label in labels if label.verdict is Verdict.PRESENT} == {("", "")}
 
 
 def test_what_a_small_context_does_not_show_is_in_the_figures() -> None:

@@ -29,7 +29,7 @@ from tests.integration.analyst.analysing import (
     complete,
     hidden,
 )
-from tests.scripted_analyst import VERIFICATION, ScriptedQuestion, Thinking, labelled_cell
+from tests.scripted_analyst import VERIFICATION, ScriptedQuestion, Thinking, row
 from tests.scripted_model import Prose, Refusal, ScriptedReply, Status, scripted_server
 
 
@@ -46,36 +46,43 @@ def in_row(change: Any) -> Any:
     return replacement
 
 
-def wrong_enum(row: dict[str, Any]) -> None:
-    row["cells"][0]["verdict"] = "MAYBE"
+def needed_cells(row: dict[str, Any]) -> list[dict[str, Any]]:
+    """The list of a row that is not empty."""
+    cells: list[dict[str, Any]] = row["lacking"] or row["present"]
+    return cells
+
+
+def foreign_field(row: dict[str, Any]) -> None:
+    needed_cells(row)[0]["verdict"] = "MAYBE"
 
 
 def invented_message(row: dict[str, Any]) -> None:
-    row["cells"][0] |= {"verdict": "LACKING", "message": "m4711"}
+    needed_cells(row)[0]["message"] = "m4711"
 
 
 def no_message(row: dict[str, Any]) -> None:
-    row["cells"][0] |= {"verdict": "PRESENT", "message": ""}
+    needed_cells(row)[0]["message"] = ""
 
 
 def no_reason(row: dict[str, Any]) -> None:
-    row["cells"][0]["why"] = " "
+    cell = needed_cells(row).pop()
+    row["lacking"].append(cell | {"why": " ", "policy": ""})
 
 
 def missing_cell(row: dict[str, Any]) -> None:
-    row["cells"].pop()
+    needed_cells(row).pop()
 
 
 def doubled_cell(row: dict[str, Any]) -> None:
-    row["cells"].append(dict(row["cells"][0]))
+    needed_cells(row).append(dict(needed_cells(row)[0]))
 
 
 def named_twice(row: dict[str, Any]) -> None:
-    row["na"].append(row["cells"][0]["capability"])
+    row["na"].append(needed_cells(row)[0]["capability"])
 
 
 def unknown_capability(row: dict[str, Any]) -> None:
-    row["cells"][0]["capability"] = "telepathy-on-demand"
+    needed_cells(row)[0]["capability"] = "telepathy-on-demand"
 
 
 def one_more(row: dict[str, Any]) -> None:
@@ -97,7 +104,7 @@ def fenced(row: dict[str, Any]) -> ScriptedReply:
 @pytest.mark.parametrize(
     "change",
     [
-        wrong_enum,
+        foreign_field,
         invented_message,
         no_message,
         no_reason,
@@ -118,9 +125,9 @@ def test_an_invalid_row_is_repaired_and_the_table_is_unchanged(change: Any) -> N
     assert complete(analysis, SOME, runs=1)
 
 
-MANY_CONVERSATIONS = [
-    {**VERIFICATION, "name": f"skill-{letter * 2}"} for letter in "abcdef"
-]  # so that no two questions are the same
+# So that no two questions are the same.
+MANY_NAMES = [f"skill-{letter * 2}" for letter in "abcdef"]
+MANY_CONVERSATIONS = [{**VERIFICATION, "name": name} for name in MANY_NAMES]
 
 
 def asked_texts(question: ScriptedQuestion) -> str:
@@ -161,8 +168,8 @@ def test_a_conversation_without_a_row_in_a_later_run_keeps_those_of_the_others()
     assert complete(analysis, TRAJECTORIES, runs=2)
 
 
-def disagreeing() -> Thinking:
-    """A model whose verdicts differ from run to run."""
+def labelling(*, is_steady: bool) -> Thinking:
+    """A model that finds every second capability, which is another one in every run unless it is steady."""
     flips: Counter[str] = Counter()
     lock = threading.Lock()
 
@@ -171,11 +178,16 @@ def disagreeing() -> Thinking:
             return None
         answer = Thinking().label(question)
         with lock:
-            flips[asked_texts(question)] += 1
-            verdict = "LACKING" if flips[asked_texts(question)] % 2 else "PRESENT"
-        for row in answer["rows"]:
-            for cell in row["cells"]:
-                cell["verdict"] = verdict
+            flips[asked_texts(question)] += not is_steady
+            run = flips[asked_texts(question)]
+        for item in answer["rows"]:
+            cells = [*item["lacking"], *item["present"]]
+            labelled_cells = [
+                cell | {"verdict": ("NA", "PRESENT")[(MANY_NAMES.index(cell["capability"]) + run) % 2]}
+                for cell in cells
+            ]
+            changed = row(item["conversation"], labelled_cells)
+            item |= {**changed, "na": [*changed["na"], *item["na"]]}
         return answer
 
     return Thinking(replacement, candidates=MANY_CONVERSATIONS)
@@ -190,7 +202,7 @@ def conversations_of(count: int) -> list[Trajectory]:
 
 def test_runs_stop_early_where_they_agree() -> None:
     """The first thirty conversations are labelled twice, the others once."""
-    analysis = analysed(Thinking(candidates=MANY_CONVERSATIONS), conversations_of(70), runs=5, context=100_000)
+    analysis = analysed(labelling(is_steady=True), conversations_of(70), runs=5, context=100_000)
     runs = Counter(label.run for label in analysis.labels)
     assert (runs[0], set(runs)) == (70 * 6, {0, 1})
     assert 30 * 6 <= runs[1] < (30 + MAX_PACK) * 6
@@ -199,7 +211,7 @@ def test_runs_stop_early_where_they_agree() -> None:
 
 
 def test_runs_go_on_where_they_differ() -> None:
-    analysis = analysed(disagreeing(), conversations_of(70), runs=4, context=100_000)
+    analysis = analysed(labelling(is_steady=False), conversations_of(70), runs=4, context=100_000)
     runs = Counter(label.run for label in analysis.labels)
     # Conversations that need none of the capabilities agree after two runs.
     assert runs[0] == runs[1] == 70 * 6
@@ -256,15 +268,15 @@ def test_ten_wordy_capabilities_leave_room_for_a_conversation_in_a_small_context
     assert complete(analysis, SOME, runs=1)
 
 
-@pytest.mark.parametrize(("wrong", "times"), [({"verdict": "MAYBE"}, 400), ({"x" * 9000: 1}, 5)], ids=["many", "long"])
+@pytest.mark.parametrize(("wrong", "times"), [({"message": ""}, 400), ({"x" * 9000: 1}, 5)], ids=["many", "long"])
 def test_the_objections_to_an_answer_are_bounded(wrong: dict[str, Any], times: int) -> None:
     sizes: list[int] = []
 
     def measure(question: ScriptedQuestion) -> ScriptedReply | None:
         sizes.append(sum(token_estimate(message["content"]) for message in question.body["messages"]))
         if question.kind == "label" and not question.complaint:
-            cells = [{**labelled_cell("look-before-change", "PRESENT", "1"), "policy": "", **wrong}] * times
-            return {"rows": [{"conversation": "t1", "cells": cells, "na": []}]}
+            cells = [{"capability": "look-before-change", "message": "m1", **wrong}] * times
+            return {"rows": [{"conversation": "t1", "lacking": [], "present": cells, "na": []}]}
         return None
 
     assert complete(analysed(Thinking(measure), SOME, context=6_500, runs=1), SOME, runs=1)

@@ -2,6 +2,7 @@
 
 import re
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 from pydantic import SecretStr
 
 from agents.analyst.llm.cost import estimate_cost
-from agents.analyst.llm.packs import MAX_PACK, Pack, make_packs, omission_figures, single_pack
+from agents.analyst.llm.packs import MAX_PACK, MAX_STRANGERS, Pack, make_packs, omission_figures, single_pack
 from agents.analyst.llm.prompting import Prompter, make_prompter, system_message
 from agents.analyst.llm.rendering import token_estimate
 from agents.errors import AgentsError
@@ -42,6 +43,10 @@ def build(population: Sides, words: int = 1) -> list[Trajectory]:
     ]
 
 
+def label_packs(at: Prompter, trajectories: Sequence[Trajectory], seed: int) -> list[Pack]:
+    return make_packs(at, trajectories, seed).labels
+
+
 def subject_ids(pack: Pack) -> list[str]:
     return [pack.conversations[name].id for name in pack.subjects]
 
@@ -53,30 +58,53 @@ def test_every_conversation_is_judged_once_among_those_of_its_task_and_failures_
     population: Sides,
 ) -> None:
     trajectories = build(population)
-    packs = make_packs(prompter(), trajectories, 0)
+    packs = label_packs(prompter(), trajectories, 0)
     assert Counter(key for pack in packs for key in subject_ids(pack)) == Counter(item.id for item in trajectories)
     tasks_with_success = {item.task_id for item in trajectories if item.outcome is SUCCESS and item.task_id}
     for pack in packs:
         tasks = {item.task_id for item in pack.conversations.values()}
-        assert len(tasks) == 1
-        assert len(pack.subjects) <= (MAX_PACK if tasks != {""} else 1)
-        if pack.with_outcome(FAILURE) and tasks <= tasks_with_success:
+        assert len(pack.subjects) <= (MAX_PACK if pack.of_one_task else MAX_STRANGERS)
+        assert len(tasks) == 1 or not pack.of_one_task
+        if pack.of_one_task and pack.with_outcome(FAILURE) and tasks <= tasks_with_success:
             assert pack.with_outcome(SUCCESS)
         assert pack.omissions == {}
-    assert [pack.text for pack in packs] == [pack.text for pack in make_packs(prompter(), trajectories, 0)]
+    assert [pack.text for pack in packs] == [pack.text for pack in label_packs(prompter(), trajectories, 0)]
+
+
+@given(sides)
+@settings(max_examples=30)
+def test_every_failure_is_criticised_once(population: Sides) -> None:
+    trajectories = build(population)
+    packs = make_packs(prompter(), trajectories, 0).critiques
+    counts = Counter(pack.conversations[name].id for pack in packs for name in pack.failed_subjects)
+    assert counts == Counter(item.id for item in trajectories if item.outcome is FAILURE)
+    assert all(pack.failed_subjects for pack in packs)
+    for pack in packs:
+        assert pack.of_one_task or len(pack.failed_subjects) == len(pack.conversations)
+
+
+def test_conversations_of_tasks_that_were_tried_once_share_a_question_if_their_policy_is_the_same() -> None:
+    trajectories = build([(SUCCESS, ""), (FAILURE, ""), (SUCCESS, "1"), (FAILURE, "2"), (FAILURE, "")])
+    foreign = [{"role": "system", "content": "Another policy."}, *trajectories[0].messages[1:]]
+    trajectories[0] = replace(trajectories[0], messages=foreign)
+    packs = make_packs(prompter(), trajectories, 0)
+    assert sorted(len(pack.subjects) for pack in packs.labels) == [1, 1, 3]
+    assert [len(pack.failed_subjects) for pack in packs.critiques] == [3]
+    single = single_pack(prompter(), packs.critiques[0], "t2")
+    assert [item.id for item in single.conversations.values()] == [packs.critiques[0].conversations["t2"].id]
 
 
 def test_neither_text_nor_order_tells_ids_or_outcomes() -> None:
     orders: Counter[tuple[Outcome, ...]] = Counter()
     for seed in range(40):
-        (pack,) = make_packs(prompter(), build([(SUCCESS, "1"), (SUCCESS, "1"), (FAILURE, "1"), (FAILURE, "1")]), seed)
+        (pack,) = label_packs(prompter(), build([(SUCCESS, "1"), (SUCCESS, "1"), (FAILURE, "1"), (FAILURE, "1")]), seed)
         assert not re.search("id-|success|failure", pack.text)
         orders[tuple(item.outcome for item in pack.conversations.values())] += 1
     assert len(orders) >= 5
 
 
 def test_the_text_holds_policy_tools_then_the_conversations() -> None:
-    (pack,) = make_packs(prompter(), build([(SUCCESS, "1"), (FAILURE, "1")]), 0)
+    (pack,) = label_packs(prompter(), build([(SUCCESS, "1"), (FAILURE, "1")]), 0)
     parts = re.findall(r"^<(\w+) [0-9a-f]{16}>$", pack.text, re.MULTILINE)
     assert parts == ["policy", "tools", "conversation", "conversation"]
     assert pack.message_index("t1", "m1") == 1
@@ -86,7 +114,7 @@ def test_the_text_holds_policy_tools_then_the_conversations() -> None:
 
 
 def test_conversations_that_do_not_fit_together_are_judged_apart_and_keep_their_twin() -> None:
-    packs = make_packs(prompter(9_000), build([(SUCCESS, "1"), (FAILURE, "1"), (FAILURE, "1")], words=150), 0)
+    packs = label_packs(prompter(9_000), build([(SUCCESS, "1"), (FAILURE, "1"), (FAILURE, "1")], words=150), 0)
     assert len(packs) > 1
     assert sorted(key for pack in packs for key in subject_ids(pack)) == ["id-0", "id-1", "id-2"]
     assert all(pack.with_outcome(SUCCESS) for pack in packs if pack.with_outcome(FAILURE))
@@ -95,9 +123,9 @@ def test_conversations_that_do_not_fit_together_are_judged_apart_and_keep_their_
 
 
 def test_what_does_not_fit_is_counted() -> None:
-    packs = make_packs(prompter(6_500), build([(SUCCESS, "1"), (FAILURE, "1")], words=2_000), 0)
+    packs = label_packs(prompter(6_500), build([(SUCCESS, "1"), (FAILURE, "1")], words=2_000), 0)
     figures = omission_figures(packs)
-    complete_packs = make_packs(prompter(200_000), build([(SUCCESS, "1"), (FAILURE, "1")], words=2_000), 0)
+    complete_packs = label_packs(prompter(200_000), build([(SUCCESS, "1"), (FAILURE, "1")], words=2_000), 0)
     assert omission_figures(complete_packs) == {}
     assert set(figures) == {"messages", "solved conversations"}
     assert figures["messages"]["questions"] == len(packs) == 2
@@ -108,7 +136,7 @@ def test_what_does_not_fit_is_counted() -> None:
 
 
 def test_one_conversation_alone_keeps_its_solved_twin() -> None:
-    (pack,) = make_packs(prompter(), build([(SUCCESS, "1"), (FAILURE, "1"), (FAILURE, "1")]), 0)
+    (pack,) = label_packs(prompter(), build([(SUCCESS, "1"), (FAILURE, "1"), (FAILURE, "1")]), 0)
     name = pack.with_outcome(FAILURE)[0]
     single = single_pack(prompter(), pack, name)
     assert subject_ids(single) == [pack.conversations[name].id]
@@ -116,8 +144,8 @@ def test_one_conversation_alone_keeps_its_solved_twin() -> None:
 
 
 def test_the_estimate_counts_prompts_as_they_are_sent() -> None:
-    packs = make_packs(prompter(), build([(SUCCESS, "1"), (FAILURE, "1"), (SUCCESS, "2")]), 0)
-    estimate = estimate_cost(packs, 5, ENDPOINT, count_tokens=len)
+    created = make_packs(prompter(), build([(SUCCESS, "1"), (FAILURE, "1"), (SUCCESS, "2")]), 0)
+    estimate, packs = estimate_cost(created, 5, ENDPOINT, count_tokens=len), created.labels
     # A critique, the capabilities, two runs of two packs; at most five runs.
     assert (estimate.conversations, estimate.requests, estimate.most_requests) == (3, 1 + 1 + 4, 1 + 1 + 10)
     expected = 3 * len(packs[0].text) + 2 * len(packs[1].text) + 6 * len(system_message())
