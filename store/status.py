@@ -2,8 +2,8 @@
 
 This module uses the database driver directly, because importing the tables takes longer than the whole command is
 allowed to take (300 ms). SQLite and PostgreSQL share the SQL, and a test compares the results with those of the
-repositories. At most ``MAX_FEEDBACK`` entries of feedback are read, and at most ``MAX_EXCHANGES`` exchanges each of the
-settled and the unsettled ones.
+repositories. At most the newest ``MAX_FEEDBACK`` entries of feedback are counted, and at most ``MAX_EXCHANGES``
+exchanges each of the settled and the unsettled ones.
 """
 
 import json
@@ -18,10 +18,11 @@ from typing import Any
 from store.errors import StoreUnavailable
 from store.schema_version import HEAD, connect_options, version_error
 from store.text import signature
+from store.trial_status import PASSING_SCORE, CanaryStatus, canary_statuses
 from store.types import awaits_decision
 
-OK, PASSING_SCORE = 200, 0.5
-MAX_EXCHANGES, MAX_FEEDBACK = 10_000, 1_000
+OK = 200
+MAX_EXCHANGES, MAX_FEEDBACK = 10_000, 100_000
 MAX_REASONS = 5
 # Settling comes after the exchange, so each exchange of the last day is unsettled or was settled in the last day.
 EXCHANGES_SQL = """
@@ -63,13 +64,18 @@ WHERE s.name IS NOT NULL AND (
 )
 ORDER BY s.name
 """
+# Only the primary key is in the order of time.
 FEEDBACK_SQL = """
-SELECT score, label FROM (SELECT score, label, at FROM feedback ORDER BY seq DESC LIMIT {most}) f WHERE at > '{day}'
+SELECT kind, label, count(*) FROM (
+    SELECT CASE WHEN score >= {passing} THEN 'passing' WHEN score IS NOT NULL THEN 'failing' ELSE 'label' END AS kind,
+        CASE WHEN score IS NULL THEN label ELSE '' END AS label
+    FROM (SELECT score, label, at FROM feedback ORDER BY seq DESC LIMIT {most}) newest WHERE at > '{day}'
+) f GROUP BY kind, label
 """
 MAX_CYCLES = 10
 # Equals traced.pipeline.report.SESSION: the event in which a process records what it used is no stage.
 SESSION = "session"
-LIVE = "live"
+LIVE, SHADOW = "live", "shadow"
 ENDINGS = {"rolled_back": "rolled back", "superseded": "superseded"}
 VERSION_SQL = "SELECT version_num FROM alembic_version"
 CYCLES_SQL = f"""
@@ -146,7 +152,7 @@ class RouterStatus:
     that fell back to the base model by reason (the ``MAX_REASONS`` most frequent). ``unsettled`` counts all unsettled
     exchanges. ``outcomes`` counts the trajectories of targets that no cycle recorded (success, failure, unknown), and
     ``by_target`` those of each target; ``feedback`` counts that of the day by kind. ``partial`` is true if there may be
-    more exchanges than were read.
+    more exchanges than were read, ``is_feedback_partial`` if there may be more feedback.
     """
 
     hour: dict[str, int] = field(default_factory=dict)
@@ -158,6 +164,7 @@ class RouterStatus:
     by_target: dict[str, dict[str, int]] = field(default_factory=dict)
     feedback: dict[str, int] = field(default_factory=dict)
     partial: bool = False
+    is_feedback_partial: bool = False
 
     @property
     def used(self) -> bool:
@@ -275,7 +282,8 @@ class StoreStatus:
     ``held_up`` has the blocked stages of unfinished cycles, ``running`` the stages at work. ``paused`` maps each paused
     target to who paused it, ``asked_for`` maps a target to the cause of a pending request, ``cannot_begin`` to the
     reason why a due cycle cannot start. ``fitting`` has the cycles with adapter versions, newest first. ``costs`` and
-    ``patches`` are those of the newest cycles. ``compositions`` are JSON texts, newest first.
+    ``patches`` are those of the newest cycles. ``compositions`` are JSON texts, newest first. ``canaries`` is the
+    progress of each.
     """
 
     cycles: list[CycleStatus]
@@ -291,6 +299,7 @@ class StoreStatus:
     patches: list[PatchStatus] = field(default_factory=list)
     running: list[RunningStage] = field(default_factory=list)
     compositions: list[str] = field(default_factory=list)
+    canaries: list[CanaryStatus] = field(default_factory=list)
 
     @property
     def live(self) -> list[str]:
@@ -313,7 +322,10 @@ def router_status(connection: Any, now: datetime) -> RouterStatus:
     for name, outcome, count in connection.execute(OUTCOMES_SQL).fetchall():
         outcomes[outcome] += count
         by_target.setdefault(name, Counter())[outcome] += count
-    feedback = connection.execute(FEEDBACK_SQL.format(day=day, most=MAX_FEEDBACK)).fetchall()
+    feedback: Counter[str] = Counter()
+    feedback_sql = FEEDBACK_SQL.format(day=day, most=MAX_FEEDBACK, passing=PASSING_SCORE)
+    for kind, label, count in connection.execute(feedback_sql).fetchall():
+        feedback[_feedback_kind(kind, label)] += count
     failures: Counter[int] = Counter()
     for _, _, status, requests, _, _ in rows:
         failures[status] += requests if status != OK else 0
@@ -326,8 +338,9 @@ def router_status(connection: Any, now: datetime) -> RouterStatus:
         unsettled=unsettled_count,
         outcomes=_positive(outcomes),
         by_target={name: counts for name, counter in by_target.items() if (counts := _positive(counter))},
-        feedback=dict(sorted(Counter(_feedback_kind(score, label) for score, label in feedback).items())),
+        feedback=_positive(feedback),
         partial=sum(row[3] for row in rows) >= MAX_EXCHANGES,
+        is_feedback_partial=feedback.total() >= MAX_FEEDBACK,
     )
 
 
@@ -355,10 +368,10 @@ def _count_conversations(rows: list[Any]) -> dict[str, int]:
     return dict(sorted(Counter(model for model, _ in pairs).items()))
 
 
-def _feedback_kind(score: float | None, label: str) -> str:
-    if score is not None:
-        return f"score {PASSING_SCORE} or more" if score >= PASSING_SCORE else f"score below {PASSING_SCORE}"
-    return f"label {label[:40]}" if label else "comment"
+def _feedback_kind(kind: str, label: str) -> str:
+    if kind == "label":
+        return f"label {label[:40]}" if label else "comment"
+    return f"score {PASSING_SCORE} or more" if kind == "passing" else f"score below {PASSING_SCORE}"
 
 
 def _sql_time(moment: datetime) -> str:
@@ -427,6 +440,7 @@ def _read(connection: Any, safe_url: str, now: datetime) -> StoreStatus:
         patches,
         running,
         compositions,
+        canary_statuses(connection),
     )
 
 
@@ -437,7 +451,7 @@ def _cycle(row: Any) -> CycleStatus:
 
 def _adapter(row: Any, conversations: int) -> AdapterStatus:
     state, share = row[3], row[4]
-    trial = "shadow" if state == "shadow" else f"canary {100 * share:g} %" if state == "canary" else ""
+    trial = SHADOW if state == SHADOW else f"canary {100 * share:g} %" if state == "canary" else ""
     return AdapterStatus(
         name=row[0],
         gate=row[1] or "none",

@@ -11,15 +11,16 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from store.status import PatchStatus, RunningStage, StageCostStatus, StoreStatus, store_status
+from store.status import SHADOW, PatchStatus, RunningStage, StageCostStatus, StoreStatus, store_status
 from store.text import sanitize_line
 from traced.cli.options import AsJson, DataDir, Overrides, parse_pair, read_settings
 from traced.cli.output import console, print_json
 from traced.config.profiles import BUNDLED, profile
 from traced.core.errors import TracedError
-from traced.core.liveness import check_alive
+from traced.core.liveness import check_alive, waiting_stages
 from traced.core.location import data_directory, default_socket, default_store_url, read_setting, store_url
 from traced.core.ownership import CYCLE_LOCK, current_holder
 from traced.core.progress import duration
@@ -33,6 +34,9 @@ VERDICT = 1000  # characters of a cycle's result
 LATE_S = 10.0  # seconds after which a recorded exchange should be in the store
 # Equals traced.prompt_optimization.patches.Remedy.PROMPT, whose module takes too long to import for this command.
 PROMPT_SUFFICES = "a prompt is enough"
+# Equals the default of traced.config.cycle_sections.PromotionSection.min_samples, for the same reason.
+MIN_SAMPLES = 30
+NAME_WIDTH = 40  # columns within which a name is never folded
 
 
 def router_report(state: StoreStatus, data_dir: Path, overrides: str | None) -> dict[str, Any]:
@@ -74,7 +78,8 @@ def router_lines(report: Mapping[str, Any]) -> Iterator[str]:
     for reason, count in report["by_default"].items():
         yield f"Served by the base model by default in the last day: {count}, reason {json.dumps(reason)}"
     if report["feedback"]:
-        yield f"Feedback of the last day: {_counts(report['feedback'])}"
+        older = "; older ones not counted" if report["is_feedback_partial"] else ""
+        yield f"Feedback of the last day: {_counts(report['feedback'])}{older}"
     for name, outcomes in report["by_target"].items():
         of_target = f" of {sanitize_line(name)}" if len(report["by_target"]) > 1 else ""
         yield f"Production trajectories{of_target}: {_counts(outcomes)}"
@@ -109,8 +114,9 @@ def status(
     directory, url = _store_place(data_dir, overrides)
     state = store_status(url)
     router = router_report(state, directory, dict(parse_pair(pair) for pair in overrides or []).get("routing.router"))
+    waits = waiting_stages(default_socket(directory))
     if as_json:
-        print_json(_as_json(state, directory) | {"router": router})
+        print_json(_as_json(state, directory) | {"waits": waits, "router": router})
         return
     _table("Cycles", ["cycle", "target", "model", "state", "last stage"], _cycle_rows(state, directory))
     if state.costs:
@@ -118,7 +124,8 @@ def status(
         _table("Language model", ["cycle", "stage", "calls", "tokens", "cost", "seconds"], rows)
     columns = ["adapter", "gate", "decision", "traffic", "conversations"]
     _table("Adapters", columns, _adapter_rows(state), conversations="test conversations")
-    for text in [*router_lines(router), *_cycle_lines(state)]:
+    trials = trial_lines(state, int(read_setting(directory, "promotion", "min_samples") or MIN_SAMPLES))
+    for text in [*router_lines(router), *trials, *_cycle_lines(state), *wait_lines(waits)]:
         console.print(text, highlight=False, markup=False)
 
 
@@ -163,6 +170,7 @@ def _as_json(state: StoreStatus, directory: Path) -> dict[str, Any]:
         "parked": state.quarantined,
         "held_up": state.held_up,
         "running": state.running,
+        "canaries": state.canaries,
         "costs": state.costs,
         "prompts": state.patches,
         "paused": state.paused,
@@ -200,6 +208,28 @@ def _cycle_lines(state: StoreStatus) -> Iterator[str]:
     for entry in state.quarantined:
         subject = f"{entry.stage} of {entry.capability or entry.cycle}, tried {entry.tried} times ({entry.reason})"
         yield f"Quarantined: {subject}. To retry: traced release {entry.id}"
+
+
+def trial_lines(state: StoreStatus, min_samples: int) -> Iterator[str]:
+    """Yield the progress of canaries and shadows; a canary needs ``min_samples`` judged ones for its next share."""
+    for status in state.canaries:
+        canary, control = status.canary, status.control
+        threshold = f" of {min_samples}" if canary.conversations < min_samples else ""
+        yield (
+            f"Canary {status.adapter}: {canary.conversations}{threshold} judged conversations "
+            f"at {100 * status.share:g} %; successes {canary.successes} of {canary.conversations} with it, "
+            f"{control.successes} of {control.conversations} without it. More: traced explain {status.adapter}"
+        )
+    for adapter in state.adapters:
+        if adapter.trial == SHADOW:
+            count = state.router.day.get(adapter.name, 0)
+            yield f"Shadow {adapter.name}: answers in {count} conversations of the last day, which nobody was shown"
+
+
+def wait_lines(waits: Mapping[str, str]) -> Iterator[str]:
+    """Yield why stages of the running cycle have not begun."""
+    for stage, reason in waits.items():
+        yield f"Waiting: {sanitize_line(stage)}: {sanitize_line(reason, VERDICT)}. See traced devices"
 
 
 def _alive(data_dir: Path | None, as_json: bool) -> None:
@@ -256,8 +286,12 @@ def _offer(patch: PatchStatus) -> str:
 
 
 def _table(title: str, columns: list[str], rows: list[dict[str, Any]], **headings: str) -> None:
-    table = Table(title=title, title_justify="left")
-    for column in columns:
+    """Print a table whose first column has names: these are never cut, and only long ones are folded."""
+    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, show_edge=False)
+    table.pad_edge, table.collapse_padding = False, True
+    name_width = max((len(str(row[columns[0]])) for row in rows), default=0)
+    table.add_column(columns[0], overflow="fold", no_wrap=name_width <= NAME_WIDTH)
+    for column in columns[1:]:
         table.add_column(headings.get(column, column))
     for row in rows:
         table.add_row(*(str(row[column]) for column in columns))

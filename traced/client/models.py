@@ -163,6 +163,7 @@ class Status(Model):
     target: TargetView
     running: str | None = Field(description="id of the running cycle")
     doing: list[str] = Field(default=[], description="running stages of that cycle")
+    waits: dict[str, str] = Field(default={}, description="why a stage of that cycle has not begun, by stage")
     cycles: list[CycleView]
     adapters: list[AdapterView]
     waiting: list[str] = Field(description="adapters with a pending decision")

@@ -11,9 +11,21 @@ from store.records import ConversationRoute, Exchange, Feedback
 from store.repositories.traffic import Conversation
 from store.status import AdapterStatus, CycleStatus, RouterStatus, RunningStage, StoreStatus
 from store.text import sanitize_line
+from store.trial_status import Arm, CanaryStatus
 from tests.unit.store.chain import T0, trajectory
+from traced.cli.output import console
 from traced.cli.show import conversation_lines
-from traced.cli.status import _cycle_lines, _cycle_rows, router_lines, router_report
+from traced.cli.status import (
+    MIN_SAMPLES,
+    _cycle_lines,
+    _cycle_rows,
+    _table,
+    router_lines,
+    router_report,
+    trial_lines,
+    wait_lines,
+)
+from traced.config.cycle_sections import PromotionSection
 from traced.core.ownership import CYCLE_LOCK, hold_directory
 from traced.gateway.spool_status import SPOOL_GLOB
 from traced.ingest import spool
@@ -148,3 +160,47 @@ def test_a_conversation_in_full() -> None:
     empty_lines = list(conversation_lines(Conversation("c-2", None, [], [], [])))
     assert empty_lines[1].startswith("decision     none: ")
     assert empty_lines[-1].startswith("trajectory   none yet")
+
+
+def test_versions_of_a_capability_differ_at_80_columns(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    columns = ["adapter", "gate", "decision", "traffic", "conversations"]
+    cells = {"gate": "inconclusive", "decision": "approved", "traffic": "canary 25 %", "conversations": 0}
+    names = ["precondition-verification@v1", "precondition-verification@v12"]
+    long_name = f"{'a' * 50}@v3"
+
+    def print_table(*adapters: str) -> list[str]:
+        _table(
+            "Adapters", columns, [{"adapter": name, **cells} for name in adapters], conversations="test conversations"
+        )
+        return capsys.readouterr().out.splitlines()
+
+    monkeypatch.setattr(console, "_width", 80)
+    lines, folded = print_table(*names), print_table(long_name)
+    assert [line.split()[0] for line in lines[-2:]] == names
+    assert "".join(line.split()[0] for line in folded[-3:] if not line.startswith(" ")).endswith("@v3")
+    assert all(len(line) <= 80 for line in [*lines, *folded])
+
+
+def test_progress_of_canaries_and_shadows() -> None:
+    assert PromotionSection().min_samples == MIN_SAMPLES
+    shadow = AdapterStatus("dates@v2", "pass", "approved", False, 0, trial="shadow")
+    canaries = [
+        CanaryStatus("tools@v2", 0.05, Arm(12, 9), Arm(200, 120)),
+        CanaryStatus("x@v1", 0.5, Arm(41, 9), Arm(40, 8)),
+    ]
+    state = StoreStatus([], [shadow], [], canaries=canaries, router=RouterStatus(day={"dates@v2": 7}))
+    tools, other, dates = trial_lines(state, MIN_SAMPLES)
+    assert tools.startswith(
+        "Canary tools@v2: 12 of 30 judged conversations at 5 %; successes 9 of 12 with it, 120 of 200 without it"
+    )
+    assert other.startswith("Canary x@v1: 41 judged conversations at 50 %;")
+    assert dates.startswith("Shadow dates@v2: answers in 7 conversations of the last day")
+
+
+def test_why_a_training_waits_is_shown_in_one_line() -> None:
+    [line] = wait_lines({"train dates": "cpu: utilisation 90% is over 25%\nx"})
+    assert line.startswith("Waiting: train dates: ")
+    assert "utilisation 90% is over 25%" in line
+    assert "\n" not in line

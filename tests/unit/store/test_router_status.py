@@ -91,6 +91,7 @@ def test_feedback_and_outcomes(store: Engine, file: Path) -> None:
         save_trajectories(session, [trajectory("own"), trajectory("other", cycle_id=None, source="elsewhere")])
     status_read = read_status(file)
     assert status_read.feedback == {"comment": 1, "label thumbs_up": 1, "score 0.5 or more": 2, "score below 0.5": 1}
+    assert not status_read.is_feedback_partial
     assert status_read.outcomes == {"failure": 1, "success": 2, "unknown": 1}
     assert status_read.by_target == {"desk": {"success": 2, "unknown": 1}, "elsewhere": {"failure": 1}}
 
@@ -108,10 +109,14 @@ def test_imported_trajectories_are_no_production(store: Engine, file: Path) -> N
 
 def test_reads_are_bounded_and_marked_partial(store: Engine, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(status, "MAX_EXCHANGES", 3)
+    monkeypatch.setattr(status, "MAX_FEEDBACK", 2)
     with write_session(store) as session:
         serving.save_exchanges(session, [exchange(f"c{n}", timedelta(minutes=n), model=f"m{n}@v1") for n in range(9)])
+        for score in (0.0, 0.7, 0.9):
+            serving.save_feedback(session, Feedback("a", NOW, score=score))
     status_read = read_status(file)
     assert (set(status_read.day), status_read.partial) == ({"m0@v1", "m1@v1", "m2@v1"}, True)
+    assert (status_read.feedback, status_read.is_feedback_partial) == ({"score 0.5 or more": 2}, True)
 
 
 def test_fitting_cycles_equal_those_of_the_repository(store: Engine, file: Path) -> None:
