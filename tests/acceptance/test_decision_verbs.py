@@ -73,12 +73,13 @@ def test_status_and_explain_show_the_chain(traced: Traced, data_dir: Path) -> No
     explanation = traced("explain", "error-recovery@v1")
     assert explanation.code == 0, explanation.err
     for piece in (
-        "lacking in t1 (desk task 7, messages 1)",
-        "judged by    1 source",
+        "lacking in   1 trajectories, for example:",
+        "t1, message 1 (",
+        "outcomes     1 came with the trajectory",
         "10 runs: 10 lacking",
         "gap +0.50, coverage 0.40, 10 of 10 runs agree: retained",
         "admitted, 1 of 1 checks passed",
-        "run-1: finished, seed 0, 64 rollouts",
+        "run-1: finished, seed 0",
         "target: base 20.0 %, adapter 50.0 %, +30.0 points [+20.0, +40.0]",
         f"approved by {this_user()}, on behalf of ann",
         "because good",

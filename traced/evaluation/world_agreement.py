@@ -10,14 +10,19 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from sqlmodel import Session
+
 from agents.world.agreement import CallAgreement
 from sandbox.admission.context import Thresholds
 from sandbox.admission.world import MeasuredShare, ToolReplay, disagreements
+from store.records import AdmissionRecord, StageState
+from store.repositories.cycles import list_stage_events
 from traced.evaluation.intervals import Share, mean_share
 
 HELD_OUT_CALLS, LEFT_OUT_CALLS = "held out", "left out"
 MEASURES = ("coverage", "exact", "fields", "error_class", "errors", "states")
 READS, WRITES = "all reads", "all writes"
+REPLAY = "replay"  # the stage whose detail has the figures
 
 
 @dataclass(frozen=True)
@@ -41,6 +46,11 @@ class ToolAgreement:
     error_class: Share
     errors: Share
     states: Share
+
+    @property
+    def not_recorded(self) -> int:
+        """The number of calls that the world answered with "not recorded"."""
+        return self.coverage.count - self.exact.count
 
 
 @dataclass(frozen=True)
@@ -161,8 +171,27 @@ def agreement_lines(rows: Sequence[ToolAgreement]) -> list[str]:
         measures |= {"of errors": row.errors, "states": row.states}
         name = f"{row.tool} (writes)" if row.is_write and row.tool != WRITES else row.tool
         shares = [f"{title} {share_text(share)}" for title, share in measures.items() if share.count]
-        count = row.exact.count
-        lines.append(f"{name}: {', '.join([f'{count} of {row.coverage.count} calls answered', *shares])}")
+        counts = f"{row.exact.count} of {row.coverage.count} calls answered"
+        if row.not_recorded:
+            counts += f", {row.not_recorded} not recorded"
+        lines.append(f"{name}: {', '.join([counts, *shares])}")
+    return lines
+
+
+def brief_lines(rows: Sequence[ToolAgreement]) -> list[str]:
+    """Return the agreement in short lines: one per tool with an answer, one on the tools without any, and the sums."""
+    lines, silent_tools = [], []
+    for row in rows:
+        if row.exact.count:
+            unanswered = f", {row.not_recorded} not recorded" if row.not_recorded else ""
+            shares = f"exact {share_text(row.exact)}, error class {share_text(row.error_class)}"
+            lines.append(f"{row.tool}: {row.exact.count} of {row.coverage.count} answered{unanswered}; {shares}")
+        elif row.tool in (READS, WRITES):
+            lines.append(f"{row.tool}: 0 of {row.coverage.count} answered")
+        else:
+            silent_tools.append(f"{row.tool} ({row.coverage.count})")
+    if silent_tools:
+        lines.append(f"no call recorded that answers: {', '.join(silent_tools)}")
     return lines
 
 
@@ -187,3 +216,23 @@ def read_omitted(payload: Sequence[dict[str, Any]]) -> list[OmittedTool]:
     return [
         OmittedTool(row["tool"], row["calls"], Share(**row["exact"]), Share(**row["error_class"])) for row in payload
     ]
+
+
+def stored_figures(session: Session, cycle_id: str, digest: str | None = None) -> WorldFigures | None:
+    """Return the agreement that a cycle has measured last, of the world with this digest if given; None without one."""
+    for event in reversed(list_stage_events(session, cycle_id)):
+        if event.stage == REPLAY and event.state is StageState.FINISHED and digest in (None, event.detail["digest"]):
+            detail = event.detail
+            omitted = read_omitted(detail.get("omitted", []))
+            agreement = read_agreement(detail["agreement"])
+            return WorldFigures(detail["digest"], detail["conversations"], agreement, omitted)
+    return None
+
+
+def world_of_admission(session: Session, admissions: Sequence[AdmissionRecord]) -> WorldFigures | None:
+    """Return the world by which the newest admission judged its environment; None if it stands on none."""
+    for admission in reversed(admissions):
+        for check in admission.report.checks:
+            if check.name == "world":
+                return stored_figures(session, admission.cycle_id, check.evidence.get("world"))
+    return None

@@ -29,20 +29,21 @@ from traced.core.errors import StageError
 from traced.evaluation.world_agreement import (
     HELD_OUT_CALLS,
     LEFT_OUT_CALLS,
+    REPLAY,
     OmittedTool,
     WorldFigures,
     agreement_json,
     disagreeing_tools,
-    read_agreement,
     read_omitted,
     refuted_tools,
+    stored_figures,
     tool_agreements,
 )
 from traced.pipeline.collect import of_tool_set
 from traced.pipeline.context import Context
 from traced.targets.conversation_target import HELD_OUT, TRAIN
 
-WORLD, REPLAY = "world", "replay"  # stages
+WORLD = "world"  # stage
 MAX_CONVERSATIONS = 1000
 # The sandbox loads a source of at most ``sandbox.message_kb``.
 MAX_SOURCE_SHARE = 0.75
@@ -165,12 +166,8 @@ async def prove_world(context: Context) -> WorldFigures:
 
 def find_figures(context: Context) -> WorldFigures | None:
     """Return the agreement that the cycle has measured last, None if it has measured none."""
-    details = _details(context, REPLAY)
-    if not details:
-        return None
-    detail = details[-1]
-    omitted = read_omitted(detail.get("omitted", []))
-    return WorldFigures(detail["digest"], detail["conversations"], read_agreement(detail["agreement"]), omitted)
+    with context.read_session() as session:
+        return stored_figures(session, context.cycle_id)
 
 
 def _details(context: Context, stage: str) -> list[dict[str, Any]]:

@@ -128,17 +128,29 @@ def effective_outcome(session: Session, trajectory: Trajectory, labels: Labels) 
     return effective
 
 
-def count_outcome_sources(session: Session, trajectory_ids: Sequence[str], labels: Labels) -> Counter[str]:
+@dataclass(frozen=True)
+class OutcomeSources:
+    """Trajectories by the source of their outcome, and those with feedback of people by its author ("": not named)."""
+
+    counts: Counter[str]
+    authors: Counter[str]
+
+
+def count_outcome_sources(session: Session, trajectory_ids: Sequence[str], labels: Labels) -> OutcomeSources:
     """Return the number of stored trajectories by who decided their outcome."""
     with_feedback = serving.router_trajectories(session, trajectory_ids)
     counts: Counter[str] = Counter()
+    authors: Counter[str] = Counter()
     for trajectory in get_trajectories(session, trajectory_ids, tokens=False):
         if trajectory.id in with_feedback:
-            counts[effective_outcome(session, trajectory, labels).source.value] += 1
+            effective = effective_outcome(session, trajectory, labels)
+            counts[effective.source.value] += 1
+            if effective.source is OutcomeSource.PEOPLE and effective.feedback is not None:
+                authors[effective.feedback.who] += 1
         else:
             is_unknown = trajectory.outcome is Outcome.UNKNOWN
             counts[(OutcomeSource.NOBODY if is_unknown else OutcomeSource.SOURCE).value] += 1
-    return counts
+    return OutcomeSources(counts, authors)
 
 
 def label_trajectory(session: Session, feedback: Feedback, labels: Labels) -> Trajectory:

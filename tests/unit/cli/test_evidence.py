@@ -1,9 +1,13 @@
-"""The lines of the evidence behind an adapter that a language model's analysis adds."""
+"""The lines of the evidence behind an adapter: who decided, reasons, figures of the training, short lines."""
 
+from collections import Counter
 from types import SimpleNamespace
 
-from store.records import Citation
-from traced.cli.evidence import _citation_lines
+from store.records import Citation, IterationMetrics
+from store.types import Verdict
+from traced.cli.evidence_text import INDENT, _citation_lines, _example_lines, iteration_lines, outcomes_text, wrapped
+from traced.evaluation.examples import Example
+from traced.scoring.evidence import OutcomeSources
 
 
 def test_citations_have_their_reasons() -> None:
@@ -17,3 +21,49 @@ def test_citations_have_their_reasons() -> None:
     assert reason.strip().startswith("message 7: the fee was not")
     assert reason.endswith('; the policy says "Check the fee first."')
     assert "\x1b" not in reason
+
+
+def test_records_of_feedback_are_no_people() -> None:
+    script = OutcomeSources(Counter(people=225, rules=3), Counter({"": 225}))
+    assert outcomes_text(script) == "225 by records of feedback (225 without a name), 3 by rules"
+    by_names = OutcomeSources(Counter(people=9, nobody=1), Counter({"Ada": 6, "Bo": 2, "": 1}))
+    assert outcomes_text(by_names) == "9 by records of feedback (6 of Ada, 2 of Bo, 1 without a name), 1 undecided"
+    assert outcomes_text(OutcomeSources(Counter(), Counter())) == "none"
+
+
+def test_examples_quote_message_reason_and_policy() -> None:
+    chain = SimpleNamespace(trajectories=[SimpleNamespace(id=key, verdicts={0: Verdict.LACKING}) for key in "abc"])
+    examples = [
+        Example("t1", "7", 2, 3, "assistant", "→ cancel\x1b[31m({})", "It did not ask.", "Ask first."),
+        Example("t2", "8", 1, 5, "assistant", "Done."),
+    ]
+    lines = list(_example_lines(chain, examples))  # type: ignore[arg-type]
+    assert lines[0] == "lacking in   3 trajectories, for example:"
+    assert lines[1] == f"{INDENT}t1, message 3 (assistant):"
+    assert "\x1b" not in lines[2]
+    assert lines[3:5] == [f"{INDENT}  reason: It did not ask.", f'{INDENT}  the policy says "Ask first."']
+    assert lines[5:7] == [f"{INDENT}t2, message 5 (assistant):", f"{INDENT}  Done."]
+    assert list(_example_lines(SimpleNamespace(trajectories=[]), [])) == []  # type: ignore[arg-type]
+
+
+def test_figures_of_a_training_are_grouped() -> None:
+    first = {"reward": 0.5, "success": 0.25, "validation_success": 0.1, "lost_groups": 1, "entropy": float("nan")}
+    last = {"reward": 0.75, "success": 0.25, "validation_success": None, "lost_groups": 2, "entropy": 0.01}
+    lines = list(iteration_lines([IterationMetrics("r", 1, first), IterationMetrics("r", 2, last)]))  # type: ignore[arg-type]
+    assert [line.split() for line in lines] == [
+        ["rollouts", "reward", "0.50", "to", "0.75,", "success", "25%"],
+        ["validation", "success", "10%"],
+        ["policy", "entropy", "0.01"],
+        ["losses", "3", "groups", "lost"],
+    ]
+    assert list(iteration_lines([])) == []
+
+
+def test_long_lines_are_broken_at_words() -> None:
+    line = f"gate         {'word ' * 30}"
+    first, *further_lines = wrapped(line, 80).splitlines()
+    assert first.startswith("gate         word")
+    assert all(other.startswith(f"{INDENT}word") for other in further_lines)
+    deeper = wrapped(f"{INDENT}  {'word ' * 30}", 80).splitlines()
+    assert deeper[1].startswith(f"{INDENT}    word")
+    assert all(len(text) <= 80 for text in [first, *further_lines, *deeper])

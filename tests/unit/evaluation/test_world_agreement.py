@@ -11,6 +11,7 @@ from traced.evaluation.world_agreement import (
     WorldFigures,
     agreement_json,
     agreement_lines,
+    brief_lines,
     disagreeing_tools,
     read_agreement,
     read_omitted,
@@ -49,6 +50,16 @@ def test_shares_are_of_answered_calls_and_errors_and_states_of_their_own() -> No
     assert (rows["lend"].is_write, rows["lend"].errors.count, rows["lend"].errors.share) == (True, 1, 0.0)
     line = agreement_lines([rows["lend"]])[0]
     assert line.startswith("lend (writes): 1 of 1 calls answered, exact 0 % [")
+    assert "get <b>: 2 of 3 calls answered, 1 not recorded, exact 50 % [" in agreement_lines([rows["get <b>"]])[0]
+
+
+def test_tools_without_an_answer_share_a_line() -> None:
+    silent = dataclasses.replace(GET_CALL, tool="find", is_answered=False, is_exact=False)
+    lines = brief_lines(tool_agreements([*CALLS, silent, silent, dataclasses.replace(silent, tool="list")]))
+    assert lines[0].startswith("get <b>: 2 of 3 answered, 1 not recorded; exact 50 % [")
+    assert "; error class 0 % [" in lines[1].replace(", error class", "; error class")
+    assert lines[-1] == "no call recorded that answers: find (2), list (1)"
+    assert brief_lines(tool_agreements([silent]))[0] == "all reads: 0 of 1 answered"
 
 
 def test_json_is_read_back_and_the_report_shows_every_tool() -> None:

@@ -132,7 +132,8 @@ def test_late_feedback_on_an_answer_rescores_its_trajectory(session: Session) ->
     serving.save_feedback(session, Feedback("conv", later(1), "r1", 0.9, who="Bo"))
     assert rescore(session, ["t1"], LABELS) == 1
     assert outcome_of(session) == (S, OutcomeSource.PEOPLE)
-    assert count_outcome_sources(session, ["t1"], LABELS) == {"people": 1}
+    sources = count_outcome_sources(session, ["t1"], LABELS)
+    assert (sources.counts, sources.authors) == ({"people": 1}, {"Bo": 1})
 
 
 def test_the_outcome_of_the_source_cannot_be_changed(session: Session) -> None:
@@ -141,7 +142,7 @@ def test_the_outcome_of_the_source_cannot_be_changed(session: Session) -> None:
     with pytest.raises(OutcomesError, match="came with its outcome"):
         label_trajectory(session, Feedback("t2", T0, "", 1.0, "success", who="Ada"), LABELS)
     assert rescore(session, ["t1", "t2"], LABELS) == 0
-    assert count_outcome_sources(session, ["t1", "t2"], LABELS) == {"source": 1, "nobody": 1}
+    assert count_outcome_sources(session, ["t1", "t2"], LABELS).counts == {"source": 1, "nobody": 1}
 
 
 def test_trajectories_cited_as_evidence_get_no_verdict(session: Session) -> None:

@@ -1,3 +1,4 @@
+from collections import Counter
 from dataclasses import replace
 from typing import Any
 
@@ -29,9 +30,11 @@ from tests.unit.store.chain import (
     training_run,
     trajectory,
 )
-from traced.cli.evidence import chain_lines
+from traced.cli.evidence_text import chain_lines
+from traced.scoring.evidence import OutcomeSources
 
 NAME = "date-reasoning@v1"
+NOBODY = OutcomeSources(Counter(), Counter())
 
 
 def test_the_chain_from_trajectories_to_traffic(engine: Engine) -> None:
@@ -67,7 +70,7 @@ def test_a_rejected_environment_is_reported_with_advice(engine: Engine) -> None:
         save_chain(session)
         save_admission(session, report, cycle_id=CYCLE.id, at=T0)
     with read_session(engine) as session:
-        lines = list(chain_lines(evidence_chain(session, NAME), {}))
+        lines = list(chain_lines(evidence_chain(session, NAME), NOBODY))
     assert "admission    refused, 0 of 1 checks passed" in lines
     [failed] = [line for line in lines if "failed:" in line]
     line = "determinism: Seed 3, played in a second process with another hash seed, gives other bytes: '␛[31ma' against"
@@ -90,7 +93,7 @@ def test_citations_and_fault_attributions_are_shown(engine: Engine) -> None:
         "coverage_low": 0.25,
         "coverage_high": 0.75,
     }
-    lines = list(chain_lines(replace(chain, finding=replace(FINDING, **bounds)), {}))
+    lines = list(chain_lines(replace(chain, finding=replace(FINDING, **bounds)), NOBODY))
     assert "faults       1 agent, 1 simulator; only faults of the agent are analysed" in lines
     (citation_line,) = [line for line in lines if line.startswith("citations ")]
     assert citation_line.startswith("citations    message 2 of t1, message 2 of t1, message 1 of t1")
@@ -121,7 +124,7 @@ def test_production_trajectories_are_marked(engine: Engine) -> None:
         "router-1": True,
     }
     expected = "trajectories 3 analysed: 2 failure, 1 success; 2 from the environment, 1 from production"
-    assert expected in chain_lines(chain, {})
+    assert expected in chain_lines(chain, NOBODY)
 
 
 def test_an_unknown_adapter_is_named(engine: Engine) -> None:
@@ -135,7 +138,7 @@ def test_lengths_of_messages_are_those_of_the_gates_episodes_on_the_target(engin
 
     with write_session(engine) as session:
         save_chain(session)
-        lines = list(chain_lines(evidence_chain(session, NAME), {}))
+        lines = list(chain_lines(evidence_chain(session, NAME), NOBODY))
         assert not any(line.startswith("messages") for line in lines)
         gate: dict[str, Any] = {"split": "gate", "model": NAME}
         episodes = [
@@ -146,6 +149,6 @@ def test_lengths_of_messages_are_those_of_the_gates_episodes_on_the_target(engin
             trajectory("g5", **gate, turns=turns(900), source="env:1"),
         ]
         save_trajectories(session, episodes)
-        lines = list(chain_lines(evidence_chain(session, NAME), {}))
+        lines = list(chain_lines(evidence_chain(session, NAME), NOBODY))
     expected = "base 10 tokens on average, adapter 17 (+70 %), in the gate's episodes on the target"
     assert f"messages     {expected}" in lines

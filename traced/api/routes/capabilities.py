@@ -4,9 +4,8 @@ Invariants: a label table covers at most ``TRAJECTORIES`` trajectories; messages
 How it fails: the store's ``NotFound``.
 """
 
-import json
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import APIRouter, Query
 from sqlmodel import Session
@@ -29,7 +28,7 @@ from store.repositories.capabilities import (
 from store.repositories.promotions import list_promotions
 from store.repositories.trajectories import get_trajectories
 from store.text import replace_surrogates
-from store.types import Label, Message, Outcome, Verdict, awaits_decision
+from store.types import Label, Outcome, Verdict, awaits_decision
 from traced.api import queries
 from traced.api.control import Control
 from traced.api.queries import Limit
@@ -45,6 +44,7 @@ from traced.client.capabilities import (
     LabelledRow,
 )
 from traced.client.models import AdapterView
+from traced.evaluation.examples import message_text
 
 FIRST: tuple[CapabilityStatus, ...] = ("canary", "shadow", "live")
 GATES: dict[str, CapabilityStatus] = {"fail": "gate failed", "inconclusive": "inconclusive", "none": "to gate"}
@@ -305,27 +305,8 @@ def _with_texts(session: Session, citations: Sequence[CitedMessage]) -> list[Cit
         messages = transcripts[citation.trajectory]
         if 0 <= citation.index < len(messages):
             message = messages[citation.index]
-            text = _message_text(message)
+            text = message_text(message)
             fields = {"role": replace_surrogates(str(message.get("role", ""))), "text": replace_surrogates(text[:TEXT])}
             citation = citation.model_copy(update={**fields, "left_out": max(len(text) - TEXT, 0)})
         views.append(citation)
     return views
-
-
-def _message_text(message: Message) -> str:
-    """Return the content and the tool calls of a message as text."""
-    content, calls = message.get("content"), message.get("tool_calls")
-    parts = [] if content is None else [content if isinstance(content, str) else _json(content)]
-    return "\n".join([*parts, *map(_call_text, calls if isinstance(calls, list) else [])])
-
-
-def _call_text(call: Any) -> str:
-    function = call.get("function") if isinstance(call, dict) else None
-    if not isinstance(function, dict):
-        return _json(call)
-    arguments = function.get("arguments", "")
-    return f"→ {function.get('name', '')}({arguments if isinstance(arguments, str) else _json(arguments)})"
-
-
-def _json(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False)
