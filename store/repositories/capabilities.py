@@ -250,11 +250,12 @@ def label_table(session: Session, cycle_id: str, capability: str, *, limit: int)
         return LabelTable([], [], 0)
     labels = []
     for run in range(first, last + 1):
-        query = select(key, col(LabelRow.verdict), col(LabelRow.message_index)).order_by(key)
+        fields = (col(LabelRow.message_index), col(LabelRow.reason), col(LabelRow.policy))
+        query = select(key, col(LabelRow.verdict)).add_columns(*fields).order_by(key)
         query = query.where(of_cycle, col(LabelRow.run) == run, of_capability, key <= ids[-1])
         labels += [
-            Label(trajectory_id, capability, run, Verdict(verdict), message_index)
-            for trajectory_id, verdict, message_index in session.execute(query)
+            Label(trajectory_id, capability, run, Verdict(verdict), *details)
+            for trajectory_id, verdict, *details in session.execute(query)
         ]
     count = session.exec(select(func.count()).select_from(LabelRow).where(*in_first)).one()
     return LabelTable(sorted({label.run for label in labels}), labels, count)

@@ -10,6 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any
 
 from sqlalchemy import ColumnElement, Row, Text, and_, cast, func, or_, true, tuple_
@@ -30,7 +31,7 @@ SUMMARY_COLUMNS = [
     col(getattr(TrajectoryRow, name))
     for name in (
         *("id", "source", "split", "task_id", "trial", "model"),
-        *("outcome", "reward", "end_cause", "cycle_id", "messages"),
+        *("outcome", "reward", "end_cause", "cycle_id", "started_at", "messages"),
     )
 ]
 
@@ -70,6 +71,7 @@ class Summary:
     reward: float
     end_cause: EndCause
     cycle_id: str | None
+    started_at: datetime | None
     messages: int
     asked: str  # first words of the first user message
     verdicts: dict[Verdict, int] = field(default_factory=dict)

@@ -130,6 +130,47 @@ class CapabilityLineage(Model):
     runs_agreeing: int
 
 
+class ExampleView(Model):
+    """A failure in which the capability was lacking: the cited message, and a language model's reason for it."""
+
+    trajectory_id: str
+    task_id: str
+    runs: int = Field(description="labelling runs with this verdict")
+    message_index: int
+    role: str
+    text: str = Field(description="beginning of the message")
+    reason: str
+    policy: str = Field(description="sentence of the policy that was broken")
+
+
+class ShareView(Model):
+    """A share of ``count`` calls with its 95 % interval."""
+
+    count: int
+    share: float
+    low: float
+    high: float
+
+
+class ToolAgreementView(Model):
+    """How the answers of a world agree with recorded answers of a tool, or of all reads or writes."""
+
+    tool: str
+    is_write: bool
+    calls: int
+    not_recorded: int = Field(description="calls that the world cannot answer; the shares are of the others")
+    exact: ShareView
+    error_class: ShareView
+
+
+class WorldView(Model):
+    """The world on which the environment stands."""
+
+    digest: str
+    conversations: int = Field(description="conversations of which it is made")
+    agreement: dict[str, list[ToolAgreementView]] = Field(description="by origin of the replayed calls")
+
+
 class EnvironmentLineage(Model):
     """What it was trained in; ``failed`` names the checks that its newest admission did not pass."""
 
@@ -175,7 +216,9 @@ class Case(Model):
         default=None, description="in the gate's episodes on the target; null if they have no token ids"
     )
     capability: CapabilityLineage
+    examples: list[ExampleView] = Field(default=[], description="failures in which the capability was lacking")
     environment: EnvironmentLineage
+    world: WorldView | None = Field(default=None, description="null if the environment has records of its own")
     training: TrainingLineage
     cycle_id: str
     target: str

@@ -113,7 +113,8 @@ class CapabilityInCycle(Model):
 class CitedMessage(Model):
     """A message that labels cite, and the runs that do so for each verdict; ``left_out`` characters of it are not here.
 
-    ``role`` is "" where the trajectory has no such message.
+    ``role`` is "" where the trajectory has no such message. ``reason`` is that of a language model for the verdict of
+    most runs, ``policy`` the sentence of the policy that was broken.
     """
 
     trajectory: str
@@ -124,6 +125,8 @@ class CitedMessage(Model):
     left_out: int = 0
     lacking: list[int]
     present: list[int]
+    reason: str = ""
+    policy: str = ""
 
 
 class CitedMessages(Model):

@@ -40,6 +40,7 @@ class TrajectorySummary(Model):
     reward: float
     end_cause: str
     cycle_id: str | None
+    started_at: datetime | None = Field(default=None, description="start; null if the source does not say")
     messages: int = Field(description="number of messages")
     asked: str = Field(description="the first words of the user")
     verdicts: dict[str, int] = Field(
@@ -72,11 +73,13 @@ class TrajectoryChoices(Model):
 
 
 class RunLabel(Model):
-    """What one run said, and the message that it cites."""
+    """What one run said, and the message that it cites; ``policy`` is a broken sentence of the policy."""
 
     run: int
     verdict: str
     message_index: int | None
+    reason: str = ""
+    policy: str = ""
 
 
 class CapabilityLabels(Model):
@@ -113,6 +116,8 @@ class FullTrajectory(Model):
     parts: dict[str, float | None]
     detail: str
     cycle_id: str | None
+    started_at: datetime | None = Field(default=None, description="start; null if the source does not say")
+    customer: str = Field(default="", description="keyed hash of the customer's name; empty without one")
     by: str
     said: OutcomeStatement | None
     labels: list[CapabilityLabels]

@@ -11,6 +11,7 @@ from typing import Any
 
 from sqlmodel import Session
 
+from store.repositories.capabilities import trajectory_headers
 from store.repositories.trajectories import get_trajectories
 from store.types import Label, Message, Outcome, Verdict
 
@@ -48,20 +49,16 @@ def lacking_examples(session: Session, labels: Iterable[Label], limit: int = EXA
     for label in labels:
         if label.verdict is Verdict.LACKING and label.message_index is not None:
             labels_by_id[label.trajectory_id].append(label)
-    trajectories = {
-        row.id: row
-        for row in get_trajectories(session, sorted(labels_by_id), tokens=False)
-        if row.outcome is Outcome.FAILURE
-    }
-    is_explained = {key: any(label.reason for label in labels_by_id[key]) for key in trajectories}
-    ranked = sorted(trajectories, key=lambda key: (not is_explained[key], -len(labels_by_id[key]), key))
-    first_of_task = {trajectories[key].task_id: key for key in reversed(ranked)}
-    ranked.sort(key=lambda key: first_of_task[trajectories[key].task_id] != key)
-    return [
-        example
-        for key in ranked
-        if (example := _example(labels_by_id[key], trajectories[key].task_id, trajectories[key].messages)) is not None
-    ][:limit]
+    # Messages are read of the examples alone: a cycle has thousands of trajectories.
+    headers = trajectory_headers(session, sorted(labels_by_id))
+    failures = [key for key, header in headers.items() if header.outcome is Outcome.FAILURE]
+    is_explained = {key: any(label.reason for label in labels_by_id[key]) for key in failures}
+    ranked = sorted(failures, key=lambda key: (not is_explained[key], -len(labels_by_id[key]), key))
+    first_of_task = {headers[key].task_id: key for key in reversed(ranked)}
+    ranked.sort(key=lambda key: first_of_task[headers[key].task_id] != key)
+    rows = {row.id: row for row in get_trajectories(session, ranked[:limit], tokens=False)}
+    examples = (_example(labels_by_id[key], rows[key].task_id, rows[key].messages) for key in ranked[:limit])
+    return [example for example in examples if example is not None]
 
 
 def _example(labels: list[Label], task_id: str, messages: list[Message]) -> Example | None:

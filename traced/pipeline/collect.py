@@ -215,6 +215,16 @@ def collected(context: Context) -> list[Trajectory]:
         return list_trajectories(session, collected_filter(context))
 
 
+def collected_outcomes(context: Context) -> Counter[Outcome]:
+    """Return the number of the cycle's collected trajectories by outcome."""
+    if context.target.is_recorded:
+        # The selection keeps up to half of its places for the rarer outcome. For the power of a gate that is on the
+        # safe side: the variance of a success rate is largest at a half.
+        return Counter(trajectory.outcome for trajectory in collected(context))
+    with context.read_session() as session:
+        return Counter(count_outcomes(session, collected_filter(context)))
+
+
 def _selected_ids(context: Context, session: Session) -> list[str]:
     """Return what the cycle's collection has selected: conversations that come later wait for another cycle."""
     events = list_stage_events(session, context.cycle_id)
@@ -258,9 +268,7 @@ def _selection(session: Session, name: str) -> Selection:
 
 
 def collected_filter(context: Context) -> TrajectoryFilter:
-    """Return what selects the cycle's collected trajectories; for a recorded target all that a cycle may select."""
-    if context.target.is_recorded:
-        return TrajectoryFilter(source=context.target.name, split=TRAIN)
+    """Return what selects the episodes that the cycle has played for its collection."""
     return TrajectoryFilter(source=context.target.name, split="train", model=BASE, cycle_id=context.cycle_id)
 
 

@@ -18,7 +18,6 @@ from store.repositories.adapters import get_adapter
 from store.repositories.capabilities import get_capability, is_labelled_by_model
 from store.repositories.environments import get_environment
 from store.repositories.promotions import latest_gate, save_gate
-from store.repositories.trajectories import count_outcomes
 from store.types import GateAnswer, GateResult, Label, Outcome, PairedDifference, Trajectory
 from traced.config.cycle_sections import GateSection
 from traced.config.settings import Settings
@@ -28,7 +27,7 @@ from traced.evaluation.gate import REGRESSION_POWER, ComparisonName, GatePolicy,
 from traced.evaluation.intervals import Pair, pair
 from traced.pipeline.adapter_files import check_version, serve_version
 from traced.pipeline.analyze import analysis_context
-from traced.pipeline.collect import collected_filter
+from traced.pipeline.collect import collected_outcomes
 from traced.pipeline.context import Context, RunningStage
 from traced.pipeline.episodes import BASE, Player, player_episodes, seed_jobs, split_jobs, trials_text
 from traced.pipeline.findings import label_capability
@@ -146,9 +145,8 @@ def policy_of(context: Context) -> GatePolicy:
     replay = find_replay(context) if context.target.is_recorded else None
     if replay is not None:
         trials = replay.trials * settings.max_rounds
-    with context.read_session() as session:
-        outcomes = count_outcomes(session, collected_filter(context))
-    completed = outcomes.get(Outcome.SUCCESS, 0) + outcomes.get(Outcome.FAILURE, 0)
+    outcomes = collected_outcomes(context)
+    completed = outcomes[Outcome.SUCCESS] + outcomes[Outcome.FAILURE]
     return GatePolicy(
         level=settings.level,
         max_rounds=settings.max_rounds,
@@ -163,7 +161,7 @@ def policy_of(context: Context) -> GatePolicy:
         is_list=_is_replayed(context.target, settings),
         plays_target=not context.target.is_recorded,
         replay_tasks=len(replay.seeds) if replay else 0,
-        base_success=outcomes.get(Outcome.SUCCESS, 0) / completed if completed else GatePolicy.base_success,
+        base_success=outcomes[Outcome.SUCCESS] / completed if completed else GatePolicy.base_success,
     )
 
 

@@ -18,7 +18,7 @@ from store.repositories.llm_replies import list_patches
 from store.repositories.promotions import latest_gate, list_promotions
 from store.repositories.routers import compositions
 from store.repositories.serving import list_routing
-from store.repositories.trajectories import TrajectoryFilter, count_outcomes, list_trajectories
+from store.repositories.trajectories import TrajectoryFilter, list_trajectories
 from store.types import Trajectory
 from traced.evaluation.figures import (
     BASE,
@@ -51,7 +51,7 @@ from traced.evaluation.intervals import (
 )
 from traced.evaluation.report import write_report
 from traced.pipeline.analyze import stored_findings
-from traced.pipeline.collect import collected_filter
+from traced.pipeline.collect import collected_outcomes
 from traced.pipeline.compose import composition_of
 from traced.pipeline.context import Context
 from traced.pipeline.evaluate import ROUTE, stage_of
@@ -107,7 +107,6 @@ def gather(context: Context) -> CycleFigures:
         patches = newest_patches(list_patches(session, cycle_id=context.cycle_id))
         prompts = [_prompt(patch, decisions.get(patch.id)) for patch in patches]
         analysed = _analysed(session, context.cycle_id)
-        collected = count_outcomes(session, collected_filter(context))
         events = list_stage_events(session, context.cycle_id)
     sessions = [event.detail for event in events if event.stage == SESSION]
     # A capability ends once, but a stage that was repeated may have failed twice: the last event counts.
@@ -118,7 +117,7 @@ def gather(context: Context) -> CycleFigures:
         model=cycle.model,
         seed=cycle.seed,
         has_episodes=not context.target.is_recorded,
-        collected=collected,
+        collected=collected_outcomes(context),
         analysed=analysed,
         findings=stored_findings(context),
         adapters=adapters,

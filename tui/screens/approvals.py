@@ -76,7 +76,7 @@ class Approvals(Live):
     Approvals #stands { height: auto; padding: 0 1; background: $boost; }
     Approvals #case:focus #stands { background: $accent 30%; }
     Approvals #moved, Approvals #lineage, Approvals #decided { height: auto; padding: 0 1; }
-    Approvals #lineage { margin-top: 1; text-wrap: nowrap; text-overflow: ellipsis; }
+    Approvals #lineage { margin-top: 1; }
     Approvals #pairs { height: auto; max-height: 8; }
     Approvals.-wide #pairs { max-height: 18; }
     """

@@ -19,10 +19,18 @@ from textual.widgets import DataTable, Static
 
 from traced.client import Client, ClientError
 from traced.client.capabilities import CapabilityHistory, CapabilityInCycle, CapabilityView, CitedMessage, CitedMessages
-from tui.screens.capability_panels import by_gap, capability_row, capability_text, cited_row, finding_row, tail
+from tui.screens.capability_panels import (
+    by_gap,
+    capability_row,
+    capability_text,
+    cited_row,
+    finding_row,
+    message_preview,
+    tail,
+)
 from tui.screens.conversation import Conversation
 from tui.screens.live_screen import Live
-from tui.text import sanitize_block, sanitize_line
+from tui.text import sanitize_line
 from tui.widgets.label_grid import SIGNS, LabelGrid
 from tui.widgets.tables import KeyedTable, OpenableTable
 
@@ -314,7 +322,7 @@ class Capabilities(Live):
 
     def _preview(self) -> None:
         message = self._message()
-        self.query_one("#preview", Static).update("" if message is None else sanitize_block(message.text, 600))
+        self.query_one("#preview", Static).update("" if message is None else message_preview(message))
 
     @work(exclusive=True, group="more")
     async def _load_more_messages(self) -> None:

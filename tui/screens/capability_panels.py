@@ -167,3 +167,13 @@ def cited_row(message: CitedMessage) -> Row:
         cell(message.text, limit=120),
     ]
     return Row(f"{message.index} {message.trajectory}", cells)
+
+
+def message_preview(message: CitedMessage) -> Text:
+    """Return the reason of the labels that cite a message, if there is one, and the beginning of the message."""
+    text = Text()
+    if message.reason:
+        text.append(f"{sanitize_line(message.reason, 300)}\n", "italic")
+    if message.policy:
+        text.append(f'policy: "{sanitize_line(message.policy, 300)}"\n', "italic")
+    return text.append(sanitize_block(message.text, 600))

@@ -264,6 +264,10 @@ def _facts(trajectory: FullTrajectory, capability: str | None) -> Text:
         f"{sanitize_line(trajectory.source, 60)}{split}, {trial} · {sanitize_line(trajectory.model, 60)}"
         f" · {sanitize_line(trajectory.end_cause, 20)}"
     )
+    if trajectory.started_at is not None:
+        text.append(f" · began {trajectory.started_at:%Y-%m-%d %H:%M} UTC")
+    if trajectory.customer:
+        text.append(f" · {sanitize_line(trajectory.customer, 40)}")
     parts = "".join(f", {sanitize_line(name, 30)} {_figure(value)}" for name, value in trajectory.parts.items())
     text.append(f" · reward {trajectory.reward:g}{f' ({parts[2:]})' if parts else ''}")
     if trajectory.said and trajectory.said.comment:

@@ -9,16 +9,19 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
+from rich.padding import Padding
+from rich.table import Table
 from rich.text import Text
 from textual.widget import Widget
 from textual.widgets import Button, RadioButton, RadioSet, Static
 
-from traced.client.approvals import Case, ChangesView, PairView
+from traced.client.approvals import Case, ChangesView, ExampleView, PairView, ShareView, WorldView
 from traced.client.models import Done, Policy
 from tui.text import cell, sanitize_line
 from tui.widgets.dialogs import ReasonDialog
 from tui.widgets.forest_plot import MARKS, requirement
 
+NAME_WIDTH = 11  # columns of the names in the lineage
 MAX_TASKS = 6  # lost tasks that are listed by name
 POLICIES: tuple[tuple[Policy, str], ...] = (
     ("immediate", "immediate: all conversations of its capability, from now on"),
@@ -178,42 +181,77 @@ def pair_row(pair: PairView) -> Sequence[Text]:
     ]
 
 
-def lineage(case: Case) -> Text:
-    """Return the adapter's lineage: capability, environment, training and cycle, in at most two lines each."""
+def lineage(case: Case) -> Table:
+    """Return the adapter's lineage: capability with examples, environment with its world, training and cycle."""
     capability, environment, run = case.capability, case.environment, case.training
-    text = Text()
+    table = Table.grid(padding=(0, 1, 0, 0))
+    table.add_column(width=NAME_WIDTH, no_wrap=True)
+    table.add_column(overflow="fold")
     gap = "not analysed" if capability.delta is None else f"Δ {100 * capability.delta:.0f} points"
     covers = "" if capability.coverage is None else f", coverage {100 * capability.coverage:.0f} %"
     agree = f", {capability.runs_agreeing} of {capability.runs} runs agree" if capability.runs else ""
-    _line(text, "capability", f"{sanitize_line(capability.title, 60)}: {gap}{covers}{agree}")
-    _line(text, "", sanitize_line(capability.description, 160))
+    _row(table, "capability", f"{sanitize_line(capability.title, 60)}: {gap}{covers}{agree}")
+    _row(table, "", sanitize_line(capability.description, 160))
+    for number, example in enumerate(case.examples):
+        _example(table, "" if number else "lacking in", example)
     checks = f"{environment.checks - len(environment.failed)} of {environment.checks} checks"
     failed = f", not {sanitize_line(', '.join(environment.failed), 100)}" if environment.failed else ""
     admission = {True: "✓ admitted", False: "✗ refused", None: "? not checked"}[environment.admitted]
     synthesizer = sanitize_line(environment.synthesizer, 20)
-    _line(
-        text,
+    _row(
+        table,
         "environment",
         f"{environment.hash[:12]} {admission}, {checks}{failed}; by {synthesizer}, seed {environment.seed}",
     )
+    if case.world is not None:
+        _world(table, case.world)
     reward = "no figures"
     if run.first_reward is not None and run.last_reward is not None:
         reward = f"reward {run.first_reward:.2f} → {run.last_reward:.2f} in {run.iterations} iterations"
     seeds = f", tasks {run.seeds[0]}-{run.seeds[-1] - 1}" if len(run.seeds) > 1 else ""
-    _line(text, "training", f"{reward}, {run.rollouts:,} rollouts, {sanitize_line(run.state, 20)}")
-    _line(
-        text,
+    _row(table, "training", f"{reward}, {run.rollouts:,} rollouts, {sanitize_line(run.state, 20)}")
+    _row(
+        table,
         "",
         f"{sanitize_line(run.id, 60)} on {sanitize_line(run.model, 60)}, {_timestamp(run.started_at)},"
         f" seed {run.seed}{seeds}",
     )
-    _line(
-        text,
+    _row(
+        table,
         "cycle",
         f"{sanitize_line(case.cycle_id, 60)} of {sanitize_line(case.target, 40)},"
         f" {sanitize_line(case.cycle_state, 20)}",
     )
-    return text
+    return table
+
+
+def _example(table: Table, name: str, example: ExampleView) -> None:
+    """Append a failure: the cited message, and the reason and the broken sentence of the policy if there are any."""
+    place = f"{sanitize_line(example.trajectory_id, 60)} #{example.message_index}"
+    _row(table, name, f"{place} {sanitize_line(example.role, 12)}: {sanitize_line(example.text, 160)}")
+    if example.reason:
+        _indented(table, f"reason: {sanitize_line(example.reason, 300)}")
+    if example.policy:
+        _indented(table, f'policy: "{sanitize_line(example.policy, 300)}"')
+
+
+def _world(table: Table, world: WorldView) -> None:
+    """Append the world, and by tool how its answers agree with recorded ones."""
+    _row(table, "world", f"{world.digest[:12]}, made of {world.conversations} conversations; replayed calls:")
+    for origin, rows in world.agreement.items():
+        silent_tools = [f"{sanitize_line(row.tool, 40)} ({row.calls})" for row in rows if not row.exact.count]
+        for row in rows:
+            if row.exact.count:
+                counts = f"{row.exact.count} of {row.calls} answered"
+                counts += f", {row.not_recorded} not recorded" if row.not_recorded else ""
+                shares = f"exact {_share(row.exact)}, error class {_share(row.error_class)}"
+                _indented(table, f"{origin}: {sanitize_line(row.tool, 40)} {counts}; {shares}")
+        if silent_tools:
+            _indented(table, f"{origin}: none answered of {', '.join(silent_tools)}")
+
+
+def _share(share: ShareView) -> str:
+    return f"{100 * share.share:.0f} % [{100 * share.low:.0f}, {100 * share.high:.0f}]"
 
 
 def decisions_text(case: Case) -> Text:
@@ -259,6 +297,14 @@ def _changes(changes: ChangesView) -> Text:
 def _line(output: Text, name: str, text: str) -> None:
     output.append(f"{name:<12}", "bold" if name else "")
     output.append(f"{text}\n", "" if name else "dim")
+
+
+def _row(table: Table, name: str, text: str) -> None:
+    table.add_row(Text(name, "bold"), Text(text, "" if name else "dim"))
+
+
+def _indented(table: Table, text: str) -> None:
+    table.add_row("", Padding(Text(text, "dim"), (0, 0, 0, 2)))
 
 
 def _timestamp(at: datetime) -> str:

@@ -21,13 +21,18 @@ ARGUMENTS = 400  # maximum characters of a call's arguments, or of a text, on a 
 
 @dataclass(frozen=True)
 class Citation:
-    """A verdict on a capability that cites one message; ``runs`` of a cycle's ``total_runs`` labelling runs gave it."""
+    """A verdict on a capability that cites one message; ``runs`` of a cycle's ``total_runs`` labelling runs gave it.
+
+    ``reason`` is that of a language model, ``policy`` the sentence of the policy that was broken.
+    """
 
     index: int
     capability: str
     verdict: str
     runs: int
     total_runs: int
+    reason: str = ""
+    policy: str = ""
 
 
 @dataclass(frozen=True)
@@ -65,7 +70,12 @@ def citations(labels: Sequence[CapabilityLabels], capability: str | None = None)
     for entry in latest.values():
         counts = Counter((run.message_index, run.verdict) for run in entry.runs if run.message_index is not None)
         for (index, verdict), runs in counts.items():
-            by_message.setdefault(index, []).append(Citation(index, entry.capability, verdict, runs, len(entry.runs)))
+            with_reason = (
+                run for run in entry.runs if (run.message_index, run.verdict) == (index, verdict) and run.reason
+            )
+            reason, policy = next(((run.reason, run.policy) for run in with_reason), ("", ""))
+            citation = Citation(index, entry.capability, verdict, runs, len(entry.runs), reason, policy)
+            by_message.setdefault(index, []).append(citation)
     return {
         index: sorted(some, key=lambda citation: (citation.verdict, -citation.runs))
         for index, some in by_message.items()

@@ -23,6 +23,7 @@ from tui.widgets.blocks import Block, Citation
 
 # Mounting thousands of blocks at once would block the interface.
 PORTION = 100
+REASON = 400  # maximum characters of a reason and of a sentence of the policy
 NEAR = 10  # distance in blocks from the last mounted one at which more are mounted
 STYLES = {"system": "dim", "user": "bold cyan", "assistant": "bold green", "call": "magenta", "tool": "magenta"}
 
@@ -268,4 +269,8 @@ def _marks(citations: Sequence[Citation], *, other: bool) -> Text:
         text.append(", " if place else "cited: ", "dim")
         verdict = f"{sanitize_line(citation.capability, 60)} {sanitize_line(citation.verdict, 20)}"
         text.append(f"{mark} {verdict} {citation.runs}/{citation.total_runs}", f"bold {colour}")
+        if citation.reason:
+            text.append(f" {sanitize_line(citation.reason, REASON)}", "italic")
+        if citation.policy:
+            text.append(f' policy: "{sanitize_line(citation.policy, REASON)}"', "italic")
     return text

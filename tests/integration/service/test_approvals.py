@@ -1,5 +1,6 @@
 """The cases of adapter versions and the decisions on them, asked over a real socket of a seeded store."""
 
+from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from tests.unit.store.chain import trajectory
 from traced.api.control import Control
 from traced.client.approvals import LengthsView
 from traced.config.settings import load_settings
+from traced.evaluation.examples import EXAMPLES
 
 NOW = SEEDED_AT
 
@@ -61,6 +63,8 @@ async def test_the_case_has_the_gate_the_pairs_and_the_lineage(control: Control,
         ]
         assert (gate.rounds, case.looks, case.asked, case.policy) == (2, 3, None, "immediate")
         assert (case.capability.title, case.capability.runs) == ("Policy checks", 5)
+        assert all(example.text and example.role == "assistant" for example in case.examples)
+        assert case.world is None
         assert (case.environment.admitted, case.environment.checks, case.environment.failed) == (True, 12, [])
         assert case.environment.hash == seeded.environments["policy-checks"]
         assert case.training.iterations == 16
@@ -185,12 +189,13 @@ async def test_an_empty_store_has_none(tmp_path: Path, path: Path, loop: Recordi
     empty_store.dispose()
 
 
-async def test_a_case_reads_no_messages(control: Control, path: Path, seeded: Seeded) -> None:
-    statements: list[str] = []
+async def test_a_case_reads_the_messages_of_its_examples_alone(control: Control, path: Path, seeded: Seeded) -> None:
+    queries: list[tuple[str, Sequence[object]]] = []
 
-    event.listen(control.store, "before_cursor_execute", lambda *arguments: statements.append(arguments[2]))
+    event.listen(control.store, "before_cursor_execute", lambda *arguments: queries.append(arguments[2:4]))
     async with serve_api(control, path) as client:
         await client.approvals.list()
-        await client.approvals.case(seeded.waiting)
-    assert any("FROM trajectories" in statement for statement in statements)
-    assert not [statement for statement in statements if "messages" in statement]
+        case = await client.approvals.case(seeded.waiting)
+    [parameters] = [values for statement, values in queries if "messages" in statement]
+    assert set(parameters) == {example.trajectory_id for example in case.examples}
+    assert len(case.examples) == EXAMPLES

@@ -110,7 +110,11 @@ async def test_the_table_of_labels_has_failures_first(control: Control, store: E
 async def test_cited_messages_come_with_their_runs_and_are_cut(control: Control, store: Engine, path: Path) -> None:
     second_cycle(store)
     with write_session(store) as session:
-        labels = [Label("hostile", NAME, 0, L, 2), Label("hostile", NAME, 1, P, 9), Label("hostile", NAME, 2, N)]
+        labels = [
+            Label("hostile", NAME, 0, L, 2, "It looped.", "Do not loop."),
+            Label("hostile", NAME, 1, P, 9),
+            Label("hostile", NAME, 2, N),
+        ]
         capabilities.save_labels(session, "c2", labels)
 
     async def ask(client: Client) -> None:
@@ -128,6 +132,7 @@ async def test_cited_messages_come_with_their_runs_and_are_cut(control: Control,
         hostile, missing = citations.messages[2:4]
         assert hostile.text.startswith("\x1b[31m[bold]\u202e \ufffd end")
         assert (len(hostile.text), hostile.role, hostile.left_out) == (1000, "assistant", 1029)
+        assert (hostile.reason, hostile.policy, missing.reason) == ("It looped.", "Do not loop.", "")
         assert (missing.role, missing.text) == ("", "")
         page = await client.capabilities.cited(NAME, "c2", limit=2, offset=1)
         assert (page.messages, page.total) == (citations.messages[1:3], 6)

@@ -40,7 +40,8 @@ async def test_pages_filters_and_choices(control: Control, path: Path) -> None:
 async def test_one_in_full_with_its_labels_and_who_judged_it(control: Control, path: Path, store: Engine) -> None:
     odd = "a/../%2e?#\u202e\x1b"
     with write_session(store) as session:
-        save_trajectories(session, [trajectory(odd, Outcome.SUCCESS, cycle_id=None)])
+        production = trajectory(odd, Outcome.SUCCESS, cycle_id=None, started_at=T0, customer="customer-ab12")
+        save_trajectories(session, [production])
         save_feedback(session, Feedback(odd, T0, score=1.0, comment="well done", who="Ada"))
     async with serve_api(control, path) as client:
         view = await client.trajectories.get("t1")
@@ -52,6 +53,9 @@ async def test_one_in_full_with_its_labels_and_who_judged_it(control: Control, p
             (1, "lacking", 2),
         ]
         judged_view = await client.trajectories.get(odd)
+        assert (judged_view.started_at, judged_view.customer) == (T0, "customer-ab12")
+        starts = {row.id: row.started_at for row in (await client.trajectories.page(TrajectoryQuery())).rows}
+        assert (starts[odd], starts["t1"]) == (T0, None)
         assert judged_view.said is not None
         assert (judged_view.id, judged_view.by, judged_view.said.who, judged_view.said.comment) == (
             odd,

@@ -26,7 +26,8 @@ from traced.pipeline import analyze as analyze_module
 from traced.pipeline.collect import JUDGED_ANEW, Production, collect, collected, of_tool_set, production
 from traced.pipeline.cycles import find_cycle
 from traced.pipeline.evaluate import evaluate
-from traced.pipeline.report import report
+from traced.pipeline.gate import policy_of
+from traced.pipeline.report import gather, report
 from traced.pipeline.runner import InProcessRunner
 from traced.pipeline.stages import cycle_stages
 from traced.pipeline.world import make_world
@@ -192,6 +193,18 @@ def test_what_an_adapter_answered_is_no_example_of_the_target(tmp_path: Path) ->
             conversation(3, Outcome.SUCCESS, end_cause=EndCause.SHADOW),
         ]
         assert of_tool_set(context, rows) == rows[:1]
+
+
+async def test_the_gate_counts_the_outcomes_that_the_cycle_selected(tmp_path: Path) -> None:
+    with new_cycle(tmp_path) as context:
+        tools, removed = toolset("search"), toolset("search", parameter="number")
+        selected = [conversation(n, Outcome.FAILURE if n < 15 else Outcome.SUCCESS, tools=tools) for n in range(20)]
+        left_out = [conversation(n, Outcome.SUCCESS, tools=removed) for n in range(20, 23)]
+        left_out += [conversation(n, Outcome.SUCCESS, tools=tools, model="politeness@v1") for n in range(30, 60)]
+        with context.write_session() as session:
+            save_trajectories(session, [*selected, *left_out])
+        assert policy_of(context).base_success == 0.25
+        assert gather(context).collected == {Outcome.FAILURE: 15, Outcome.SUCCESS: 5}
 
 
 @pytest.mark.parametrize("outcomes", [(4, 3, 0), (3, 4, 0), (9, 0, 2), (0, 9, 0), (0, 0, 5)])

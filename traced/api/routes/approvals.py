@@ -13,7 +13,7 @@ from store.database import read_session
 from store.errors import NotFound
 from store.records import AdapterVersion, Approval, Cycle, GateRecord, PromotionState
 from store.repositories.adapters import get_adapter, get_training_run, list_iterations
-from store.repositories.capabilities import get_capability, list_findings
+from store.repositories.capabilities import get_capability, list_findings, list_labels
 from store.repositories.cycles import get_cycle
 from store.repositories.environments import get_environment, list_admissions
 from store.repositories.evidence import BASE, gate_lengths
@@ -46,12 +46,18 @@ from traced.client.approvals import (
     Episode,
     EpisodesRequestView,
     EpisodeView,
+    ExampleView,
     GateView,
     LengthsView,
     PairView,
+    ShareView,
+    ToolAgreementView,
     TrainingLineage,
+    WorldView,
 )
 from traced.config.settings import Settings
+from traced.evaluation.examples import lacking_examples
+from traced.evaluation.world_agreement import world_of_admission
 from traced.registry.decision_rules import round_limit
 from traced.registry.decisions import pending_requests
 
@@ -107,7 +113,9 @@ def adapter_case(session: Session, adapter: str, settings: Settings) -> Case:
         harmed=sorted((pair for pair in pair_views if pair.change < 0), key=lambda pair: pair.change)[:MAX_ROWS],
         lengths=None if lengths is None else LengthsView.model_validate(vars(lengths)),
         capability=_capability(session, version),
+        examples=_examples(session, version),
         environment=_environment(session, version),
+        world=_world(session, version),
         training=_training(session, version),
         cycle_id=cycle.id,
         target=cycle.target,
@@ -204,6 +212,32 @@ def _capability(session: Session, version: AdapterVersion) -> CapabilityLineage:
         runs=finding.runs if finding else 0,
         runs_agreeing=finding.runs_agreeing if finding else 0,
     )
+
+
+def _examples(session: Session, version: AdapterVersion) -> list[ExampleView]:
+    labels = list_labels(session, version.cycle_id, capability=version.capability)
+    return [ExampleView(**replace_surrogates(vars(example))) for example in lacking_examples(session, labels)]
+
+
+def _world(session: Session, version: AdapterVersion) -> WorldView | None:
+    figures = world_of_admission(session, list_admissions(session, version.environment_hash))
+    if figures is None:
+        return None
+    agreement = {
+        split: [
+            ToolAgreementView(
+                tool=row.tool,
+                is_write=row.is_write,
+                calls=row.coverage.count,
+                not_recorded=row.not_recorded,
+                exact=ShareView(**vars(row.exact)),
+                error_class=ShareView(**vars(row.error_class)),
+            )
+            for row in rows
+        ]
+        for split, rows in figures.agreement.items()
+    }
+    return WorldView(digest=figures.digest, conversations=figures.conversations, agreement=agreement)
 
 
 def _environment(session: Session, version: AdapterVersion) -> EnvironmentLineage:

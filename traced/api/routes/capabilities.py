@@ -273,19 +273,25 @@ def _rows(table: LabelTable, headers: dict[str, TrajectoryHeader]) -> list[Label
 
 def _citations(labels: Sequence[Label], headers: dict[str, TrajectoryHeader]) -> list[CitedMessage]:
     by_place: dict[tuple[str, int], dict[Verdict, list[int]]] = {}
+    reasons: dict[tuple[str, int, Verdict], Label] = {}
     for label in labels:
         if label.message_index is not None:
             runs = by_place.setdefault((label.trajectory_id, label.message_index), {})
             runs.setdefault(label.verdict, []).append(label.run)
+            if label.reason:
+                reasons.setdefault((label.trajectory_id, label.message_index, label.verdict), label)
     citations = [
-        CitedMessage(
-            trajectory=key,
-            outcome=headers[key].outcome.value,
-            index=index,
-            role="",
-            text="",
-            lacking=runs.get(Verdict.LACKING, []),
-            present=runs.get(Verdict.PRESENT, []),
+        _with_reason(
+            reasons.get((key, index, max(runs, key=lambda verdict: len(runs[verdict])))),
+            CitedMessage(
+                trajectory=key,
+                outcome=headers[key].outcome.value,
+                index=index,
+                role="",
+                text="",
+                lacking=runs.get(Verdict.LACKING, []),
+                present=runs.get(Verdict.PRESENT, []),
+            ),
         )
         for (key, index), runs in by_place.items()
     ]
@@ -295,6 +301,12 @@ def _citations(labels: Sequence[Label], headers: dict[str, TrajectoryHeader]) ->
         return not outcome.is_judged, -len(citation.lacking), ORDER.index(outcome), citation.trajectory, citation.index
 
     return sorted(citations, key=sort_key)
+
+
+def _with_reason(label: Label | None, citation: CitedMessage) -> CitedMessage:
+    if label is None:
+        return citation
+    return citation.model_copy(update=replace_surrogates({"reason": label.reason, "policy": label.policy}))
 
 
 def _with_texts(session: Session, citations: Sequence[CitedMessage]) -> list[CitedMessage]:

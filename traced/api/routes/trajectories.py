@@ -104,7 +104,13 @@ def _labels(session: Session, trajectory_id: str) -> list[CapabilityLabels]:
             cycle_id=cycle_id,
             capability=capability,
             runs=[
-                RunLabel(run=run_label.run, verdict=run_label.verdict, message_index=run_label.message_index)
+                RunLabel(
+                    run=run_label.run,
+                    verdict=run_label.verdict,
+                    message_index=run_label.message_index,
+                    reason=replace_surrogates(run_label.reason),
+                    policy=replace_surrogates(run_label.policy),
+                )
                 for run_label in labels
             ],
         )

@@ -1,0 +1,80 @@
+"""The evidence for a decision: quoted failures, and the world of the environment."""
+
+from types import SimpleNamespace
+
+from rich.console import Console
+
+from tests.unit.store.chain import T0
+from traced.client.approvals import (
+    CapabilityLineage,
+    EnvironmentLineage,
+    ExampleView,
+    ShareView,
+    ToolAgreementView,
+    TrainingLineage,
+    WorldView,
+)
+from tui.screens.decision import lineage
+
+SHARE = ShareView(count=10, share=1.0, low=0.72, high=1.0)
+UNMEASURED = ShareView(count=0, share=0.0, low=0.0, high=1.0)
+
+
+def tool(name: str, calls: int, not_recorded: int, share: ShareView) -> ToolAgreementView:
+    return ToolAgreementView(
+        tool=name, is_write=False, calls=calls, not_recorded=not_recorded, exact=share, error_class=share
+    )
+
+
+def test_the_lineage_has_examples_with_reasons_and_the_world_by_tool() -> None:
+    capability = CapabilityLineage(
+        name="dates", title="Dates", description="Reads dates.", delta=0.4, coverage=0.3, runs=2, runs_agreeing=2
+    )
+    environment = EnvironmentLineage(hash="ab" * 32, synthesizer="llm", seed=1, admitted=True, checks=14, failed=[])
+    run = TrainingLineage(
+        id="r",
+        model="m",
+        seed=0,
+        seeds=[],
+        state="finished",
+        iterations=0,
+        rollouts=8,
+        first_reward=None,
+        last_reward=None,
+        started_at=T0,
+        finished_at=None,
+    )
+    example = ExampleView(
+        trajectory_id="router-1",
+        task_id="7",
+        runs=2,
+        message_index=3,
+        role="assistant",
+        text="→ cancel(\x1b[31m)",
+        reason="It did not ask.",
+        policy="Ask first.",
+    )
+    agreement = {"held out": [tool("cancel", 12, 2, SHARE), tool("find", 5, 5, UNMEASURED)]}
+    world = WorldView(digest="cd" * 32, conversations=225, agreement=agreement)
+    case = SimpleNamespace(
+        capability=capability,
+        examples=[example],
+        environment=environment,
+        world=world,
+        training=run,
+        cycle_id="c",
+        target="t",
+        cycle_state="waiting",
+    )
+    console = Console(width=120, color_system=None)
+    with console.capture() as capture:
+        console.print(lineage(case))  # type: ignore[arg-type]
+    lines = [line.rstrip() for line in capture.get().splitlines()]
+    assert any(line.startswith("lacking in  router-1 #3 assistant: → cancel(") for line in lines)
+    assert "              reason: It did not ask." in lines
+    assert '              policy: "Ask first."' in lines
+    assert "world       cdcdcdcdcdcd, made of 225 conversations; replayed calls:" in lines
+    shares = "exact 100 % [72, 100], error class 100 % [72, 100]"
+    assert f"              held out: cancel 10 of 12 answered, 2 not recorded; {shares}" in lines
+    assert "              held out: none answered of find (5)" in lines
+    assert "\x1b" not in "".join(lines)
