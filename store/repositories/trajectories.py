@@ -6,12 +6,13 @@ choice refers to it. Listings are ordered by source, split, task id, trial, mode
 that no cycle recorded: production or an import.
 """
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import ColumnElement, delete, exists, not_, tuple_
+from sqlalchemy import ColumnElement, delete, exists, not_, tuple_, update
 from sqlalchemy import select as columns
 from sqlmodel import Session, col, func, select
 from sqlmodel.sql.expression import SelectOfScalar
@@ -188,6 +189,31 @@ def iterate_trajectories(
     while trajectories := list_trajectories(session, criteria, tokens=tokens, limit=page, after_id=last_id):
         yield from trajectories
         last_id = trajectories[-1].id
+
+
+def count_customers(session: Session, source: str) -> Counter[str]:
+    """Return the number of reported trajectories of a source by customer ("": none)."""
+    customer = col(TrajectoryRow.customer)
+    is_reported = (TrajectoryRow.source == source, col(TrajectoryRow.cycle_id).is_(None))
+    rows = session.exec(select(customer, func.count()).where(*is_reported).group_by(customer))
+    return Counter(dict(rows.all()))
+
+
+def conversations_of_customer(session: Session, source: str, customer: str) -> list[tuple[str, str, str]]:
+    """Return id, task and split of the reported trajectories of a customer, in order of the ids."""
+    query = select(TrajectoryRow.id, TrajectoryRow.task_id, TrajectoryRow.split).where(
+        TrajectoryRow.source == source, TrajectoryRow.customer == customer
+    )
+    return list(session.exec(query.where(col(TrajectoryRow.cycle_id).is_(None)).order_by(col(TrajectoryRow.id))))
+
+
+def update_splits(session: Session, splits: Mapping[str, str]) -> None:
+    """Give stored trajectories other splits, by id."""
+    for batch in batches(list(splits)):
+        for trajectory in get_trajectories(session, batch, tokens=False):
+            split = splits[trajectory.id]
+            values = {"split": split, "digest": _digest(replace(trajectory, split=split))}
+            session.execute(update(TrajectoryRow).where(col(TrajectoryRow.id) == trajectory.id).values(**values))
 
 
 def iterate_ids(session: Session, criteria: TrajectoryFilter = EVERYTHING) -> Iterator[str]:

@@ -38,8 +38,8 @@ from traced.pipeline.analyze import (
     to_analyze,
 )
 from traced.pipeline.analyze import analyze as analyze_stage
+from traced.pipeline.collect import CONSTANT_CUSTOMER, not_analyzed
 from traced.pipeline.collect import collect as collect_stage
-from traced.pipeline.collect import not_analyzed
 from traced.pipeline.context import Context, RunningStage
 from traced.pipeline.findings import BUILTIN, MIXED_TASKS, AnalysisContext, Comparison, Difference
 from traced.pipeline.findings import compare as compare_analysts
@@ -61,6 +61,7 @@ class AnalysisRecord:
         figures: Of a model.
         outcomes: Successes and failures that were analysed; zeros for an import.
         mixed_tasks: Tasks with both; None if that was not stored.
+        customers: What is wrong with the customers' names; "" if nothing is.
     """
 
     descriptions: Mapping[str, str]
@@ -69,6 +70,7 @@ class AnalysisRecord:
     figures: Mapping[str, Any]
     outcomes: tuple[int, int] = (0, 0)
     mixed_tasks: int | None = None
+    customers: str = ""
 
     def as_json(self) -> dict[str, Any]:
         """Return citations, faults, left-out trajectories and figures, without those that the analyst does not give."""
@@ -84,7 +86,8 @@ class AnalysisRecord:
         left_out = [{"trajectory": key, "reason": reason} for key, reason in self.figures.get(LEFT_OUT, {}).items()]
         parts: dict[str, list[Any]] = {"citations": citations, "faults": faults, "left_out": left_out}
         figures = {name: figure for name, figure in self.figures.items() if name != LEFT_OUT}
-        return {name: values for name, values in {**parts, "figures": figures}.items() if values}
+        values = {**parts, "figures": figures, "customers": self.customers}
+        return {name: value for name, value in values.items() if value}
 
 
 def stored_analysis(settings: Settings, cycle: str) -> AnalysisRecord:
@@ -92,11 +95,14 @@ def stored_analysis(settings: Settings, cycle: str) -> AnalysisRecord:
     with store_reader(settings) as session:
         descriptions = {row.name: row.description for row in list_capabilities(session, cycle)}
         citations, faults = list_citations(session, cycle), list_faults(session, cycle)
-        details = [event.detail for event in list_stage_events(session, cycle) if event.stage == "analyze"]
+        events = list_stage_events(session, cycle)
+    details = [event.detail for event in events if event.stage == "analyze"]
+    collections = [event.detail for event in events if event.stage == "collect" and event.detail]
+    customers = collections[-1].get(CONSTANT_CUSTOMER, "") if collections else ""
     outcomes = next(((detail["successes"], detail["failures"]) for detail in details if "successes" in detail), (0, 0))
     figures = next((detail for detail in reversed(details) if MINED_KEY in detail), {})
     mixed_count = next((detail[MIXED_TASKS] for detail in reversed(details) if MIXED_TASKS in detail), None)
-    return AnalysisRecord(descriptions, citations, faults, figures, outcomes, mixed_count)
+    return AnalysisRecord(descriptions, citations, faults, figures, outcomes, mixed_count, customers)
 
 
 def show_analysis(cycle: str, analyst: str, findings: Sequence[Finding], record: AnalysisRecord) -> None:
@@ -125,6 +131,8 @@ def show_analysis(cycle: str, analyst: str, findings: Sequence[Finding], record:
             _say(
                 f"    {_short_id(citation.trajectory_id)}, message {citation.message_index}: {citation.reason}{policy}"
             )
+    if record.customers:
+        _say(f"{record.customers[:1].upper()}{record.customers[1:]}.")
     if findings and record.mixed_tasks is not None:
         _say(_pairing(record.mixed_tasks))
     _print_figures({**record.figures, "faults": Counter(citation.fault for citation in record.faults)})

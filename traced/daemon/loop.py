@@ -244,10 +244,14 @@ class CycleLoop:
     def _check_conversations(self, settings: Settings) -> None:
         """Raise ``StageError`` if a cycle of a recorded target has to wait for more conversations."""
         from traced.pipeline.collect import check_conversations  # as ``_quick_checks``
+        from traced.pipeline.constant_customer import split_without_constant_customer
 
-        if conversation_target(settings).is_recorded:
+        target = conversation_target(settings)
+        if target.is_recorded:
+            with write_session(self.store) as session:
+                split_without_constant_customer(session, target)
             with read_session(self.store) as session:
-                check_conversations(session, settings.target.name)
+                check_conversations(session, target.name)
 
     async def _check_model(self, settings: Settings, drained: "asyncio.Future[Any]") -> bool:
         """Make the checks that load the model, if they are needed; return False if the service drains meanwhile.

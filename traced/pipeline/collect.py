@@ -33,6 +33,7 @@ from store.types import EndCause, Outcome, Tool, Trajectory
 from traced.core.errors import StageError
 from traced.evaluation.figures import percent
 from traced.evaluation.intervals import rate
+from traced.pipeline.constant_customer import find_constant_customer, split_without_constant_customer
 from traced.pipeline.context import Context, RunningStage
 from traced.pipeline.episodes import BASE, episodes, first_jobs, model_policy, split_jobs, trials_of, trials_text
 from traced.pipeline.self_check import SELF_CHECK, self_check
@@ -46,10 +47,10 @@ from traced.pipeline.toolsets import (
     with_declared_tools,
 )
 from traced.rollouts.episodes import EpisodeJob
-from traced.targets.conversation_target import EXCLUDED, HELD_OUT, TRAIN
+from traced.targets.conversation_target import EXCLUDED, HELD_OUT, TRAIN, conversation_target
 from traced.targets.registry import Target
 
-OTHER_TOOLSETS, SELECTED = "other tool sets", "trajectories"  # keys of a stage's detail
+OTHER_TOOLSETS, SELECTED, CONSTANT_CUSTOMER = "other tool sets", "trajectories", "constant customer"  # of the detail
 SOME_TOOLS = 3
 OUTCOME_SOURCES = (
     "outcomes come from feedback (POST /v1/feedback at the router), from rules (outcomes.rules, then traced outcomes "
@@ -95,6 +96,8 @@ async def collect(context: Context) -> list[Trajectory]:
 def _collect_conversations(context: Context) -> list[Trajectory]:
     name = context.target.name
     with context.stage("collect", collection_title(context.target)) as stage:
+        with context.write_session() as session:
+            constant = split_without_constant_customer(session, conversation_target(context.settings))
         with context.read_session() as session:
             selection, unused = _selection(session, name), _unused(session, name)
             if not labelled_trajectories(session, context.cycle_id):
@@ -105,6 +108,7 @@ def _collect_conversations(context: Context) -> list[Trajectory]:
             SELECTED: [trajectory.id for trajectory in trajectories],
             "conversations": len(trajectories),
             **unused,
+            **({CONSTANT_CUSTOMER: constant.text} if constant is not None else {}),
             **(
                 {OTHER_TOOLSETS: [toolset_row.as_json() for toolset_row in selection.other_toolsets]}
                 if selection.other_toolsets
@@ -113,6 +117,7 @@ def _collect_conversations(context: Context) -> list[Trajectory]:
         }
         stage.figure = f"{outcomes[Outcome.SUCCESS]} successes and {outcomes[Outcome.FAILURE]} failures; "
         stage.figure += f"{_unused_text(unused)}{_others_text(selection)}"
+        stage.figure += f"; {constant.text}" if constant is not None else ""
     return trajectories
 
 
@@ -129,11 +134,12 @@ def check_conversations(session: Session, name: str) -> None:
     if selection.is_enough:
         return
     successes, failures = selection.outcomes[Outcome.SUCCESS], selection.outcomes[Outcome.FAILURE]
+    constant = find_constant_customer(session, name)
     kind = " with one set of tools" if selection.other_toolsets else ""
     raise StageError(
         f"{successes + failures} conversations of {name}{kind} are judged, {successes} successes and {failures} "
         f"failures; the analysis needs {MIN_OUTCOMES} of each ({_unused_text(_unused(session, name))})"
-        f"{_others_text(selection)}",
+        f"{_others_text(selection)}{f'; {constant.text}' if constant is not None else ''}",
         hint=OUTCOME_SOURCES,
     )
 
