@@ -157,6 +157,7 @@ class ToolAgreementView(Model):
 
     tool: str
     is_write: bool
+    is_total: bool = Field(description="whether this is the sum over all reads or all writes")
     calls: int
     not_recorded: int = Field(description="calls that the world cannot answer; the shares are of the others")
     exact: ShareView

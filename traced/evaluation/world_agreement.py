@@ -52,6 +52,16 @@ class ToolAgreement:
         """The number of calls that the world answered with "not recorded"."""
         return self.coverage.count - self.exact.count
 
+    @property
+    def is_total(self) -> bool:
+        """Whether the row is that of all reads or all writes."""
+        return self.tool in (READS, WRITES)
+
+    @property
+    def title(self) -> str:
+        """The tool, marked if it writes."""
+        return f"{self.tool} (writes)" if self.is_write and not self.is_total else self.tool
+
 
 @dataclass(frozen=True)
 class OmittedTool:
@@ -169,12 +179,11 @@ def agreement_lines(rows: Sequence[ToolAgreement]) -> list[str]:
     for row in rows:
         measures = {"exact": row.exact, "fields": row.fields, "error class": row.error_class}
         measures |= {"of errors": row.errors, "states": row.states}
-        name = f"{row.tool} (writes)" if row.is_write and row.tool != WRITES else row.tool
         shares = [f"{title} {share_text(share)}" for title, share in measures.items() if share.count]
         counts = f"{row.exact.count} of {row.coverage.count} calls answered"
         if row.not_recorded:
             counts += f", {row.not_recorded} not recorded"
-        lines.append(f"{name}: {', '.join([counts, *shares])}")
+        lines.append(f"{row.title}: {', '.join([counts, *shares])}")
     return lines
 
 
@@ -182,16 +191,15 @@ def brief_lines(rows: Sequence[ToolAgreement]) -> list[str]:
     """Return the agreement in short lines: one per tool with an answer, one on the tools without any, and the sums."""
     lines, silent_tools = [], []
     for row in rows:
-        if row.exact.count:
-            unanswered = f", {row.not_recorded} not recorded" if row.not_recorded else ""
-            shares = f"exact {share_text(row.exact)}, error class {share_text(row.error_class)}"
-            lines.append(f"{row.tool}: {row.exact.count} of {row.coverage.count} answered{unanswered}; {shares}")
-        elif row.tool in (READS, WRITES):
-            lines.append(f"{row.tool}: 0 of {row.coverage.count} answered")
+        if row.exact.count or row.is_total:
+            counts = f"{row.exact.count} of {row.coverage.count} answered"
+            counts += f", {row.not_recorded} not recorded" if row.not_recorded else ""
+            shares = f"; exact {share_text(row.exact)}, error class {share_text(row.error_class)}"
+            lines.append(f"{row.title}: {counts}{shares if row.exact.count else ''}")
         else:
             silent_tools.append(f"{row.tool} ({row.coverage.count})")
     if silent_tools:
-        lines.append(f"no call recorded that answers: {', '.join(silent_tools)}")
+        lines.append(f"none of the calls answered: {', '.join(silent_tools)}")
     return lines
 
 

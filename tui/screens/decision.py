@@ -239,15 +239,18 @@ def _world(table: Table, world: WorldView) -> None:
     """Append the world, and by tool how its answers agree with recorded ones."""
     _row(table, "world", f"{world.digest[:12]}, made of {world.conversations} conversations; replayed calls:")
     for origin, rows in world.agreement.items():
-        silent_tools = [f"{sanitize_line(row.tool, 40)} ({row.calls})" for row in rows if not row.exact.count]
+        _row(table, "", f"{sanitize_line(origin, 20)} conversations:")
+        silent_tools = [row for row in rows if not row.exact.count and not row.is_total]
         for row in rows:
-            if row.exact.count:
+            if row not in silent_tools:
+                mark = " (writes)" if row.is_write and not row.is_total else ""
                 counts = f"{row.exact.count} of {row.calls} answered"
                 counts += f", {row.not_recorded} not recorded" if row.not_recorded else ""
-                shares = f"exact {_share(row.exact)}, error class {_share(row.error_class)}"
-                _indented(table, f"{origin}: {sanitize_line(row.tool, 40)} {counts}; {shares}")
+                shares = f"; exact {_share(row.exact)}, error class {_share(row.error_class)}"
+                _indented(table, f"{sanitize_line(row.tool, 40)}{mark}: {counts}{shares if row.exact.count else ''}")
         if silent_tools:
-            _indented(table, f"{origin}: none answered of {', '.join(silent_tools)}")
+            names = ", ".join(f"{sanitize_line(row.tool, 40)} ({row.calls})" for row in silent_tools)
+            _indented(table, f"none of the calls answered: {names}")
 
 
 def _share(share: ShareView) -> str:

@@ -18,9 +18,10 @@ from tests.unit.store.chain import REPLY
 from tests.waiting import eventually_async
 from traced.api.control import Control
 from traced.api.queries import router_health
-from traced.client.models import DEVICES, CostView, Devices, EventView
+from traced.client.models import DEVICES, WAITS, CostView, Devices, EventView
 from traced.client.transport import RequestRefused
 from traced.config.settings import load_settings
+from traced.core.liveness import waiting_stages
 from traced.daemon.live_state import Beginnings
 
 NOW = datetime(2026, 3, 14, 9, 26, 53, tzinfo=UTC)
@@ -49,6 +50,15 @@ async def test_success_over_time_counts_what_was_judged(seeded: Control, path: P
         assert rates.days == sorted(rates.days, key=lambda day: day.day)
         assert rates.days[-1].day <= date(2026, 3, 14)
         assert not rates.partial
+
+
+async def test_the_status_says_why_a_stage_has_not_begun(seeded: Control, path: Path) -> None:
+    async with serve_api(seeded, path) as client:
+        assert ((await client.status()).waits, await asyncio.to_thread(waiting_stages, path)) == ({}, {})
+        waits = {"train date-reasoning": "cpu: utilisation 90% is over 25%"}
+        for stage, reason in waits.items():
+            seeded.present.tell(WAITS, stage, NOW, {"for": reason}, "c-0003")
+        assert ((await client.status()).waits, await asyncio.to_thread(waiting_stages, path)) == (waits, waits)
 
 
 async def test_what_a_cycles_stages_have_asked_of_language_models_is_told_with_it(seeded: Control, path: Path) -> None:

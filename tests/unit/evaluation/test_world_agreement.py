@@ -57,9 +57,9 @@ def test_tools_without_an_answer_share_a_line() -> None:
     silent = dataclasses.replace(GET_CALL, tool="find", is_answered=False, is_exact=False)
     lines = brief_lines(tool_agreements([*CALLS, silent, silent, dataclasses.replace(silent, tool="list")]))
     assert lines[0].startswith("get <b>: 2 of 3 answered, 1 not recorded; exact 50 % [")
-    assert "; error class 0 % [" in lines[1].replace(", error class", "; error class")
-    assert lines[-1] == "no call recorded that answers: find (2), list (1)"
-    assert brief_lines(tool_agreements([silent]))[0] == "all reads: 0 of 1 answered"
+    assert lines[1].startswith("lend (writes): 1 of 1 answered; exact 0 % [")
+    assert lines[-1] == "none of the calls answered: find (2), list (1)"
+    assert brief_lines(tool_agreements([silent]))[0] == "all reads: 0 of 1 answered, 1 not recorded"
 
 
 def test_json_is_read_back_and_the_report_shows_every_tool() -> None:

@@ -21,8 +21,10 @@ UNMEASURED = ShareView(count=0, share=0.0, low=0.0, high=1.0)
 
 
 def tool(name: str, calls: int, not_recorded: int, share: ShareView) -> ToolAgreementView:
+    is_total = name.startswith("all ")
+    shares = {"exact": share, "error_class": share}
     return ToolAgreementView(
-        tool=name, is_write=False, calls=calls, not_recorded=not_recorded, exact=share, error_class=share
+        tool=name, is_write=True, is_total=is_total, calls=calls, not_recorded=not_recorded, **shares
     )
 
 
@@ -54,7 +56,9 @@ def test_the_lineage_has_examples_with_reasons_and_the_world_by_tool() -> None:
         reason="It did not ask.",
         policy="Ask first.",
     )
-    agreement = {"held out": [tool("cancel", 12, 2, SHARE), tool("find", 5, 5, UNMEASURED)]}
+    agreement = {
+        "held out": [tool("cancel", 12, 2, SHARE), tool("find", 5, 5, UNMEASURED), tool("all reads", 5, 5, UNMEASURED)]
+    }
     world = WorldView(digest="cd" * 32, conversations=225, agreement=agreement)
     case = SimpleNamespace(
         capability=capability,
@@ -75,6 +79,9 @@ def test_the_lineage_has_examples_with_reasons_and_the_world_by_tool() -> None:
     assert '              policy: "Ask first."' in lines
     assert "world       cdcdcdcdcdcd, made of 225 conversations; replayed calls:" in lines
     shares = "exact 100 % [72, 100], error class 100 % [72, 100]"
-    assert f"              held out: cancel 10 of 12 answered, 2 not recorded; {shares}" in lines
-    assert "              held out: none answered of find (5)" in lines
+    assert lines[lines.index("            held out conversations:") + 1 :][:3] == [
+        f"              cancel (writes): 10 of 12 answered, 2 not recorded; {shares}",
+        "              all reads: 0 of 5 answered, 5 not recorded",
+        "              none of the calls answered: find (5)",
+    ]
     assert "\x1b" not in "".join(lines)

@@ -228,6 +228,7 @@ def _world(session: Session, version: AdapterVersion) -> WorldView | None:
             ToolAgreementView(
                 tool=row.tool,
                 is_write=row.is_write,
+                is_total=row.is_total,
                 calls=row.coverage.count,
                 not_recorded=row.not_recorded,
                 exact=ShareView(**vars(row.exact)),
