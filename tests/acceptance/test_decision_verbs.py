@@ -74,7 +74,7 @@ def test_status_and_explain_show_the_chain(traced: Traced, data_dir: Path) -> No
     assert explanation.code == 0, explanation.err
     for piece in (
         "lacking in   1 trajectories, for example:",
-        "t1, message 1 (",
+        "t1, message 1",
         "outcomes     1 came with the trajectory",
         "10 runs: 10 lacking",
         "gap +0.50, coverage 0.40, 10 of 10 runs agree: retained",

@@ -81,6 +81,7 @@ def chain_lines(
     yield from _trajectories(chain)
     yield f"outcomes     {outcomes_text(sources)}"
     yield f"capability   {chain.capability.name}: {chain.capability.description}"
+    yield f"{INDENT}lacking: {chain.capability.lacking}"
     if chain.finding:
         yield _finding(chain.finding)
     yield from _example_lines(chain, examples)
@@ -115,7 +116,7 @@ def _trajectories(chain: EvidenceChain) -> Iterator[str]:
     mined_count = sum(evidence.production for evidence in chain.trajectories)
     origin = (
         f"; {len(chain.trajectories) - mined_count} from the environment, {mined_count} from production"
-        if mined_count
+        if 0 < mined_count < len(chain.trajectories)
         else ""
     )
     yield f"trajectories {len(chain.trajectories)} analysed: {counts_text}{origin}"
@@ -176,11 +177,9 @@ def _example_lines(chain: EvidenceChain, examples: Sequence[Example]) -> Iterato
         return
     yield f"lacking in   {len(ids)} trajectories" + (", for example:" if examples else "")
     for example in examples:
-        yield (
-            f"{INDENT}{sanitize_line(example.trajectory_id, 80)}, message {example.message_index} "
-            f"({sanitize_line(example.role, 20)}):"
-        )
-        yield f"{INDENT}  {sanitize_line(example.text, QUOTE)}"
+        yield f"{INDENT}{sanitize_line(example.trajectory_id, 80)}, message {example.message_index}"
+        yield f"{INDENT}  user: {sanitize_line(example.request, QUOTE)}"
+        yield f"{INDENT}  {sanitize_line(example.role, 20)}: {sanitize_line(example.text, QUOTE)}"
         if example.reason:
             yield f"{INDENT}  reason: {sanitize_line(example.reason)}"
         if example.policy:

@@ -124,6 +124,7 @@ class CapabilityLineage(Model):
     name: str
     title: str
     description: str
+    deficit: str = Field(default="", description="what an agent does that lacks it")
     delta: float | None
     coverage: float | None
     runs: int
@@ -138,6 +139,7 @@ class ExampleView(Model):
     runs: int = Field(description="labelling runs with this verdict")
     message_index: int
     role: str
+    request: str = Field(description="first words of the user")
     text: str = Field(description="beginning of the message")
     reason: str
     policy: str = Field(description="sentence of the policy that was broken")

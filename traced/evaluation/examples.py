@@ -13,6 +13,7 @@ from sqlmodel import Session
 
 from store.repositories.capabilities import trajectory_headers
 from store.repositories.trajectories import get_trajectories
+from store.repositories.trajectory_pages import first_words
 from store.types import Label, Message, Outcome, Verdict
 
 EXAMPLES = 3
@@ -25,6 +26,7 @@ class Example:
 
     Attributes:
         runs: Labelling runs with this verdict on the trajectory.
+        request: The first words of the user.
         text: The message, cut to ``MAX_CHARACTERS``.
         reason: Why, in the words of a language model; "" for rules.
         policy: The sentence of the policy that was broken, "" if none was named.
@@ -35,6 +37,7 @@ class Example:
     runs: int
     message_index: int
     role: str
+    request: str
     text: str
     reason: str = ""
     policy: str = ""
@@ -70,7 +73,17 @@ def _example(labels: list[Label], task_id: str, messages: list[Message]) -> Exam
     text = message_text(message)
     text = f"{text[:MAX_CHARACTERS]}…" if len(text) > MAX_CHARACTERS else text
     role = str(message.get("role", ""))
-    return Example(labels[0].trajectory_id, task_id, len(labels), index, role, text, best.reason, best.policy)
+    return Example(
+        labels[0].trajectory_id,
+        task_id,
+        len(labels),
+        index,
+        role,
+        first_words(messages),
+        text,
+        best.reason,
+        best.policy,
+    )
 
 
 def message_text(message: Message) -> str:

@@ -192,6 +192,8 @@ def lineage(case: Case) -> Table:
     agree = f", {capability.runs_agreeing} of {capability.runs} runs agree" if capability.runs else ""
     _row(table, "capability", f"{sanitize_line(capability.title, 60)}: {gap}{covers}{agree}")
     _row(table, "", sanitize_line(capability.description, 160))
+    if capability.deficit:
+        _row(table, "", f"lacking: {sanitize_line(capability.deficit, 160)}")
     for number, example in enumerate(case.examples):
         _example(table, "" if number else "lacking in", example)
     checks = f"{environment.checks - len(environment.failed)} of {environment.checks} checks"
@@ -227,8 +229,9 @@ def lineage(case: Case) -> Table:
 
 def _example(table: Table, name: str, example: ExampleView) -> None:
     """Append a failure: the cited message, and the reason and the broken sentence of the policy if there are any."""
-    place = f"{sanitize_line(example.trajectory_id, 60)} #{example.message_index}"
-    _row(table, name, f"{place} {sanitize_line(example.role, 12)}: {sanitize_line(example.text, 160)}")
+    _row(table, name, f"{sanitize_line(example.trajectory_id, 60)}, message {example.message_index}")
+    _indented(table, f"user: {sanitize_line(example.request, 160)}")
+    _indented(table, f"{sanitize_line(example.role, 12)}: {sanitize_line(example.text, 160)}")
     if example.reason:
         _indented(table, f"reason: {sanitize_line(example.reason, 300)}")
     if example.policy:

@@ -34,15 +34,16 @@ def test_records_of_feedback_are_no_people() -> None:
 def test_examples_quote_message_reason_and_policy() -> None:
     chain = SimpleNamespace(trajectories=[SimpleNamespace(id=key, verdicts={0: Verdict.LACKING}) for key in "abc"])
     examples = [
-        Example("t1", "7", 2, 3, "assistant", "→ cancel\x1b[31m({})", "It did not ask.", "Ask first."),
-        Example("t2", "8", 1, 5, "assistant", "Done."),
+        Example("t1", "7", 2, 3, "assistant", "Cancel it.", "→ cancel\x1b[31m({})", "It did not ask.", "Ask first."),
+        Example("t2", "8", 1, 5, "assistant", "Hi.", "Done."),
     ]
     lines = list(_example_lines(chain, examples))  # type: ignore[arg-type]
     assert lines[0] == "lacking in   3 trajectories, for example:"
-    assert lines[1] == f"{INDENT}t1, message 3 (assistant):"
-    assert "\x1b" not in lines[2]
-    assert lines[3:5] == [f"{INDENT}  reason: It did not ask.", f'{INDENT}  the policy says "Ask first."']
-    assert lines[5:7] == [f"{INDENT}t2, message 5 (assistant):", f"{INDENT}  Done."]
+    assert lines[1:3] == [f"{INDENT}t1, message 3", f"{INDENT}  user: Cancel it."]
+    assert lines[3].startswith(f"{INDENT}  assistant: → cancel")
+    assert "\x1b" not in lines[3]
+    assert lines[4:6] == [f"{INDENT}  reason: It did not ask.", f'{INDENT}  the policy says "Ask first."']
+    assert lines[6:9] == [f"{INDENT}t2, message 5", f"{INDENT}  user: Hi.", f"{INDENT}  assistant: Done."]
     assert list(_example_lines(SimpleNamespace(trajectories=[]), [])) == []  # type: ignore[arg-type]
 
 

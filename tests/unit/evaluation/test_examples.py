@@ -64,7 +64,7 @@ def test_reasons_come_first_then_agreement_then_other_tasks(session: Session) ->
     ]
     assert (examples[0].reason, examples[0].policy, examples[0].role) == ("It did not ask.", "Ask first.", "assistant")
     assert (len(examples[0].text), examples[0].text[-1]) == (MAX_CHARACTERS + 1, "…")
-    assert examples[2].text == "hi"
+    assert (examples[2].text, examples[2].request) == ("hi", "hi")
 
 
 def test_a_message_that_does_not_exist_is_no_example(session: Session) -> None:

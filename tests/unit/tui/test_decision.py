@@ -30,7 +30,14 @@ def tool(name: str, calls: int, not_recorded: int, share: ShareView) -> ToolAgre
 
 def test_the_lineage_has_examples_with_reasons_and_the_world_by_tool() -> None:
     capability = CapabilityLineage(
-        name="dates", title="Dates", description="Reads dates.", delta=0.4, coverage=0.3, runs=2, runs_agreeing=2
+        name="dates",
+        title="Dates",
+        description="Reads dates.",
+        deficit="guesses dates",
+        delta=0.4,
+        coverage=0.3,
+        runs=2,
+        runs_agreeing=2,
     )
     environment = EnvironmentLineage(hash="ab" * 32, synthesizer="llm", seed=1, admitted=True, checks=14, failed=[])
     run = TrainingLineage(
@@ -52,6 +59,7 @@ def test_the_lineage_has_examples_with_reasons_and_the_world_by_tool() -> None:
         runs=2,
         message_index=3,
         role="assistant",
+        request="Cancel my order.",
         text="→ cancel(\x1b[31m)",
         reason="It did not ask.",
         policy="Ask first.",
@@ -74,8 +82,10 @@ def test_the_lineage_has_examples_with_reasons_and_the_world_by_tool() -> None:
     with console.capture() as capture:
         console.print(lineage(case))  # type: ignore[arg-type]
     lines = [line.rstrip() for line in capture.get().splitlines()]
-    assert any(line.startswith("lacking in  router-1 #3 assistant: → cancel(") for line in lines)
-    assert "              reason: It did not ask." in lines
+    assert "            lacking: guesses dates" in lines
+    place = lines.index("lacking in  router-1, message 3")
+    assert lines[place + 1] == "              user: Cancel my order."
+    assert lines[place + 2].startswith("              assistant: → cancel(")
     assert '              policy: "Ask first."' in lines
     assert "world       cdcdcdcdcdcd, made of 225 conversations; replayed calls:" in lines
     shares = "exact 100 % [72, 100], error class 100 % [72, 100]"

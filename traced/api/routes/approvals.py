@@ -207,6 +207,7 @@ def _capability(session: Session, version: AdapterVersion) -> CapabilityLineage:
         name=capability.name,
         title=capability.title,
         description=capability.description,
+        deficit=capability.lacking,
         delta=finding.delta if finding else None,
         coverage=finding.coverage if finding else None,
         runs=finding.runs if finding else 0,
