@@ -24,6 +24,7 @@ from store.repositories.trajectories import (
 from store.repositories.trajectory_pages import PageFilter, trajectory_page
 from store.status import RouterStatus, store_status
 from store.types import Label, Outcome, Verdict
+from tests.unit.store.canary import save_canary
 from tests.unit.store.chain import CAPABILITY, T0, save_chain, trajectory
 
 pytestmark = [pytest.mark.optional, pytest.mark.skipif(bool(missing()), reason=missing())]
@@ -59,6 +60,17 @@ def read_traffic(store: Engine, url: str) -> tuple[RouterStatus, list[str], list
     with read_session(store) as session:
         newest_ids = newest_judged_ids(session, "desk", "base", limit=3)
         return stands.router, stands.fitting, newest_ids, model_traffic(session, "base"), count_labelled(session, "c1")
+
+
+def test_the_progress_of_a_canary_equals_sqlite(url: str, tmp_path: Path) -> None:
+    stores = {url: open_store(url), (file_url := sqlite_url(tmp_path / "traced.db")): open_store(file_url)}
+    for store in stores.values():
+        with write_session(store) as session:
+            save_canary(session)
+        store.dispose()
+    [of_postgres], [of_sqlite] = (store_status(store_url, NOW).canaries for store_url in stores)
+    assert of_postgres == of_sqlite
+    assert of_postgres.canary.conversations == 2
 
 
 def test_traffic_equals_sqlite_in_any_server_time_zone(url: str, tmp_path: Path) -> None:
