@@ -15,16 +15,26 @@ import dataclasses
 import re
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass
+from functools import partial
 
 from agents.errors import BudgetSpent, ModelDenied, ModelError, ModelRefused, OutOfForm, SynthesisError
 from agents.llm.budget import Budget
 from agents.llm.endpoint import prompt_tokens
 from agents.llm.model import Model
 from agents.llm.question import ChatMessage, Purpose, Question, Usage
-from agents.synthesizer.builtin import MINIMUM_TEMPLATES, majority
+from agents.synthesizer.builtin import MINIMUM_TEMPLATES, WorldData, majority
 from agents.synthesizer.builtin import synthesize as write_environment
 from agents.synthesizer.llm.answer import extract_file, holds_environment
-from agents.synthesizer.llm.prompt import RefusedFile, Rules, example_pair, repair_messages, request_messages
+from agents.synthesizer.llm.prompt import (
+    RefusedFile,
+    Rules,
+    example_pair,
+    frequent_policies,
+    repair_messages,
+    request_messages,
+    target_tools,
+)
+from agents.synthesizer.llm.target_block import Target, report_of_file, with_target, without_target
 from sandbox.admission import refusals
 from sandbox.admission.report import as_text, requirements
 from sandbox.admission.static_analysis import MAX_BYTES, inspect_source
@@ -182,8 +192,9 @@ class JudgedAttempt:
     @property
     def refusal(self) -> RefusedFile:
         """Return the attempt as it is shown to the model."""
-        text = as_text(self.report) if self.report else "No admission has checked it."
-        return RefusedFile(self.record.source_code, text)
+        source = self.record.source_code
+        text = report_of_file(as_text(self.report), source) if self.report else "No admission has checked it."
+        return RefusedFile(without_target(source), text)
 
     @property
     def refused_by(self) -> str:
@@ -194,12 +205,22 @@ class JudgedAttempt:
 
 @dataclass(frozen=True)
 class SynthesisRequest:
-    """The model to ask, for which capability, with the dialogue that asks for a first file."""
+    """The model to ask, for which capability of the target, with the dialogue that asks for a first file."""
 
     context: Context
     model: Model
     purpose: Purpose
     dialogue: tuple[ChatMessage, ...]
+    target: Target
+
+
+@dataclass(frozen=True)
+class FirstDialogue:
+    """The dialogue that asks for a first file, what its file stands on, and the characters that are left out of it."""
+
+    messages: tuple[ChatMessage, ...]
+    target: Target
+    omitted: int
 
 
 async def write(context: Context, capability: str, attempt: int, stage: RunningStage) -> EnvironmentRecord:
@@ -219,14 +240,16 @@ async def write(context: Context, capability: str, attempt: int, stage: RunningS
     try:
         async with connected(context.settings, ledger, budget) as model:
             context_tokens = model.endpoint.context_tokens
-            dialogue, omitted = await asyncio.to_thread(_first_dialogue, context, capability, context_tokens)
-            if omitted:
-                stage.detail |= {"characters not shown": omitted, "context": context_tokens}
+            target_world = await usable_world(context)
+            first_dialogue = await asyncio.to_thread(_first_dialogue, context, capability, context_tokens, target_world)
+            dialogue = first_dialogue.messages
+            if first_dialogue.omitted:
+                stage.detail |= {"characters not shown": first_dialogue.omitted, "context": context_tokens}
                 context.progress.note(
-                    f"The context of {context_tokens} tokens is too small: {omitted} characters of the conversations "
-                    f"that show {capability} are not in the prompt."
+                    f"The context of {context_tokens} tokens is too small: {first_dialogue.omitted} characters "
+                    f"of the conversations that show {capability} are not in the prompt."
                 )
-            request = SynthesisRequest(context, model, purpose, dialogue)
+            request = SynthesisRequest(context, model, purpose, dialogue, first_dialogue.target)
             if place < limits.candidates:
                 return await _write_candidates(request, range(attempt, first + limits.candidates), stage)
             chain = _chain(context, capability, first, attempt)
@@ -288,7 +311,8 @@ async def _write_attempt(
             # A first question cannot be shortened; a repair can give way to a fresh start.
             raise
         answer = f"# {sanitize_line(error.message.replace(request.model.endpoint.name, 'the model'), REFUSAL)}"
-    source = f"{_title(context, capability, attempt, base)}\n{_TITLE.sub('', extract_file(answer))}"
+    file = f"{_title(context, capability, attempt, base)}\n{_TITLE.sub('', extract_file(answer))}"
+    source = with_target(file, request.target)
     seed, at = context.settings.seed + attempt, context.now()
     repairs = base.hash if base else None
     record = EnvironmentRecord(
@@ -315,8 +339,10 @@ def _title(context: Context, capability: str, attempt: int, base: EnvironmentRec
     return f"# Written by {author}: start {start + 1}, {position}{origin}."
 
 
-def _first_dialogue(context: Context, capability: str, context_tokens: int) -> tuple[tuple[ChatMessage, ...], int]:
-    """Return the dialogue that requests a first file, and the characters of its conversations that do not fit.
+def _first_dialogue(
+    context: Context, capability: str, context_tokens: int, target_world: WorldData | None
+) -> FirstDialogue:
+    """Return the dialogue that requests a first file.
 
     Args:
         context_tokens: Of the model, for prompt and answer; 0 if unknown, and then nothing is left out.
@@ -327,17 +353,23 @@ def _first_dialogue(context: Context, capability: str, context_tokens: int) -> t
     episodes = collected(context)
     episode_ids = {episode.id for episode in episodes}
     trajectories, labels = by_order(episodes, [label for label in labels if label.trajectory_id in episode_ids])
-    has_user_model = bool(context.settings.target.user.model)
-    limits = astuple(episode_limits(context.settings))
-    rules = Rules(requirements(thresholds(context.settings)), MAX_BYTES, has_user_model, limits)
+    limits = context.settings.synthesis
+    rules = Rules(
+        requirements(thresholds(context.settings)),
+        MAX_BYTES,
+        bool(context.settings.target.user.model),
+        astuple(episode_limits(context.settings)),
+        limits.file_tokens,
+    )
+    request = partial(request_messages, capability_row, trajectories, labels, rules, target_world=target_world)
     available = UNLIMITED
     if context_tokens:
-        dialogue = request_messages(capability_row, trajectories, labels, rules)
         # A repair sends the dialogue, the refused file and the report on it, and gets another file.
-        reserved = 2 * context.settings.synthesis.file_tokens + REPORT_TOKENS
-        available = context_tokens - prompt_tokens(dialogue) - reserved
+        reserved = 2 * limits.file_tokens + REPORT_TOKENS
+        available = context_tokens - prompt_tokens(request()) - reserved
     pair = example_pair(trajectories, labels, capability, max(available, 0))
-    return request_messages(capability_row, trajectories, labels, rules, pair), pair.omitted
+    target = Target(frequent_policies(trajectories), target_tools(trajectories), target_world)
+    return FirstDialogue(request(pair=pair), target, pair.omitted)
 
 
 def _chain(context: Context, capability: str, first: int, attempt: int) -> list[JudgedAttempt]:

@@ -17,9 +17,13 @@ from itertools import product
 
 from agents.llm.endpoint import estimated_tokens
 from agents.llm.question import IS_DATA, ChatMessage, delimited
-from agents.synthesizer.builtin import majority
+from agents.synthesizer.builtin import WorldData, majority
 from agents.synthesizer.llm.answer import holds_environment
+from agents.synthesizer.llm.shapes import clipped, merged, shape
+from agents.synthesizer.llm.target_block import POLICIES, TOOLS
+from agents.synthesizer.llm.world_summary import world_text
 from agents.transcript import Call, message_text, tool_function, transcripts
+from agents.world.errors import error_class
 from sandbox import contract
 from store.text import replace_surrogates
 from store.types import Capability, Label, Message, Outcome, Tool, Trajectory, Verdict
@@ -28,9 +32,10 @@ from store.types import Capability, Label, Message, Outcome, Tool, Trajectory, V
 MAX_POLICIES = 3
 # Answers shown of one tool that differ in their fields.
 MAX_RESULTS = 2
-MAX_ERRORS = 3
+# Errors shown of one tool, of different classes.
+MAX_ERRORS = 5
 # In characters, as all limits without another unit.
-MAX_ANSWER = 700
+MAX_ANSWER = 1_500
 # Failures shown.
 MAX_SPANS = 6
 # Messages shown around the one that decided a label.
@@ -38,11 +43,7 @@ MESSAGES_BEFORE, MESSAGES_AFTER = 4, 2
 MAX_MESSAGE = 700
 # A shorter excerpt of a message says nothing.
 MIN_MESSAGE = 120
-MAX_ARGUMENTS = 400
-# Nesting levels of an answer down to which fields are named.
-MAX_DEPTH = 6
-# Fields of one object; an object of records by id has as many fields as records.
-MAX_FIELDS = 40
+MAX_ARGUMENTS = 1_000
 # Limit for a refused file that is sent back.
 MAX_SOURCE = 60_000
 MAX_REPORT = 12_000
@@ -61,13 +62,18 @@ def _policy_counts(trajectories: Iterable[Trajectory]) -> Counter[str]:
     )
 
 
-def tool_text(trajectories: Iterable[Trajectory]) -> str:
-    """Return every tool's schema, one per line, in order of first appearance."""
+def target_tools(trajectories: Iterable[Trajectory]) -> list[Tool]:
+    """Return every tool's schema, in order of first appearance."""
     tools: dict[str, Tool] = {}
     for trajectory in trajectories:
         for tool in trajectory.tools:
             tools.setdefault(str(tool_function(tool).get("name", "")), tool)
-    return "\n".join(_json(tool) for tool in tools.values())
+    return list(tools.values())
+
+
+def tool_text(trajectories: Iterable[Trajectory]) -> str:
+    """Return every tool's schema, one per line, in order of first appearance."""
+    return "\n".join(map(_json, target_tools(trajectories)))
 
 
 def state_text(trajectories: Iterable[Trajectory]) -> str:
@@ -88,11 +94,11 @@ def _tool_lines(name: str, calls: list[Call]) -> Iterator[str]:
         if call.result is None:
             continue
         if call.result.error:
-            errors.setdefault(call.result.text, call)
+            errors.setdefault(error_class(call.result.text), call)
             continue
-        shape = _fields(call.result.value)
-        fields = shape if fields is None else _merged(fields, shape)
-        shapes.setdefault(_json(shape), call)
+        answer_shape = shape(call.result.value)
+        fields = answer_shape if fields is None else merged(fields, answer_shape)
+        shapes.setdefault(_json(answer_shape), call)
     if fields is not None:
         yield _json({"tool": clipped(name, 80), "answers": fields})
     for call in [*list(shapes.values())[:MAX_RESULTS], *list(errors.values())[:MAX_ERRORS]]:
@@ -231,41 +237,6 @@ def _call(call: Mapping[str, object], limit: int) -> str:
     return f"{clipped(str(function.get('name', '')), 80)}({arguments})"
 
 
-def _fields(value: object, depth: int = MAX_DEPTH) -> object:
-    """Return the shape of an answer: its fields with the kinds of their values."""
-    if isinstance(value, dict):
-        items = list(value.items())[:MAX_FIELDS]
-        return {clipped(str(key), 80): _fields(item, depth - 1) for key, item in items} if depth else "object"
-    if isinstance(value, list):
-        shape: object = None
-        for item in value if depth else ():
-            item_shape = _fields(item, depth - 1)
-            shape = item_shape if shape is None else _merged(shape, item_shape)
-        return [] if shape is None else [shape]
-    if isinstance(value, bool):
-        return "true or false"
-    if isinstance(value, int | float):
-        return "number"
-    return "null" if value is None else "text"
-
-
-def _merged(first: object, other: object) -> object:
-    """Return both shapes in one: all fields of both, and "text or null" for a value of several kinds."""
-    if isinstance(first, dict) and isinstance(other, dict):
-        common = {key: _merged(first[key], other[key]) for key in first if key in other}
-        return dict(list({**first, **other, **common}.items())[:MAX_FIELDS])
-    if isinstance(first, list) and isinstance(other, list):
-        return [_merged(first[0], other[0])] if first and other else first or other
-    if isinstance(first, str) and isinstance(other, str):
-        return first if other in first.split(" or ") or first == other else f"{first} or {other}"
-    return first if isinstance(first, dict | list) else other
-
-
-def clipped(text: str, limit: int) -> str:
-    """Return at most ``limit`` characters of a text, followed by the number of those left out."""
-    return text if len(text) <= limit else f"{text[:limit]}… (+{len(text) - limit} characters)"
-
-
 def _json(value: object) -> str:
     return json.dumps(value, ensure_ascii=False, default=str)
 
@@ -281,6 +252,8 @@ class Rules:
     has_user_model: bool = False
     # Of an episode in the training: assistant messages, tokens in all, tokens of one message; None if unknown.
     budget: tuple[int, int, int] | None = None
+    # The most tokens that an answer may have, reasoning included; 0 if unknown.
+    answer_tokens: int = 0
 
 
 @dataclass(frozen=True)
@@ -296,9 +269,11 @@ def request_messages(
     trajectories: Sequence[Trajectory],
     labels: Sequence[Label],
     rules: Rules,
+    *,
     pair: ExamplePair = NO_PAIR,
+    target_world: WorldData | None = None,
 ) -> tuple[ChatMessage, ...]:
-    """Return the dialogue that requests a first file."""
+    """Return the dialogue that requests a first file, over the target's world if there is one."""
     fields = {
         "name": capability.name,
         "title": capability.title,
@@ -314,13 +289,14 @@ def request_messages(
     parts = [
         "# The capability",
         _delimited("capability", texts),
-        "# The target: its policy, as its agents are told it (it may differ from task to task)",
+        f"# The target: its policy, as its agents are told it ({POLICIES}; it may differ from task to task)",
         *(policies or ["None was recorded."]),
         *([f"{further} further, less frequent ones are not shown."] if further > 0 else []),
-        "# The target: its tools",
+        f"# The target: its tools ({TOOLS})",
         _delimited("tools", tool_text(trajectories)),
         "# The target: the state behind its tools, as their answers show it",
         _delimited("answers", state_text(trajectories)),
+        *(_world_parts(target_world) if target_world else []),
         "# What happened where the capability was lacking",
         *(failed or ["No conversation can be shown."]),
         *(["# Whole conversations", *(_delimited("conversation", text) for text in pair.texts)] if pair.texts else []),
@@ -335,7 +311,7 @@ def request_messages(
         "# An example: another capability of another target",
         f"```python\n{example().strip()}\n```",
         "# Your answer",
-        _prompt_text("answer"),
+        _answer_text(rules),
     ]
     return (ChatMessage("system", f"{_prompt_text('system')}\n\n{IS_DATA}"), ChatMessage("user", "\n\n".join(parts)))
 
@@ -375,6 +351,16 @@ def _delimited(name: str, text: str) -> str:
     return delimited(name, replace_surrogates(text))
 
 
+def _world_parts(target_world: WorldData) -> list[str]:
+    records = _delimited("records", world_text(target_world.data))
+    return ["# The target: its world", _prompt_text("world"), records]
+
+
+def _answer_text(rules: Rules) -> str:
+    limit = f" Your answer has at most {rules.answer_tokens} tokens, reasoning included." if rules.answer_tokens else ""
+    return f"{_prompt_text('answer')}{limit}"
+
+
 def _budget_text(turns: int, tokens: int, message_tokens: int) -> str:
     return (
         f"# The budget of an episode\n\nAn episode of the training ends after {turns} messages of the agent, or when "
@@ -386,7 +372,7 @@ def _budget_text(turns: int, tokens: int, message_tokens: int) -> str:
 
 def _check_list(rules: Rules) -> str:
     lines = "\n".join(f"- {name}: {meaning}" for name, meaning in rules.checks.items())
-    return f"{lines}\n\nThe file has at most {rules.largest // 1024} KiB; records are drawn from the seed, not listed."
+    return f"{lines}\n\nThe file has at most {rules.largest // 1024} KiB; records are drawn, not listed."
 
 
 def _prompt_text(name: str) -> str:

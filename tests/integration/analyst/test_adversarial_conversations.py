@@ -219,7 +219,7 @@ def test_the_synthesizers_prompt_keeps_an_attack_between_marks(attack: dict[str,
     ]
     target = Capability(**VERIFICATION)
     pair = example_pair(trajectories, labels, target.name, 10_000)
-    message = request_messages(target, trajectories, labels, Rules({}, 1000), pair)
+    message = request_messages(target, trajectories, labels, Rules({}, 1000), pair=pair)
     assert MARKER.search(message[1].text)
     assert not MARKER.search(outside_marks(message[1].text))
     assert not MARKER.search(message[0].text)

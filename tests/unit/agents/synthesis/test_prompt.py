@@ -225,7 +225,7 @@ def test_one_failure_and_one_success_of_its_task_are_shown_in_full() -> None:
     for text, item in zip(pair.texts, (trajectories[2], trajectories[0]), strict=True):
         assert [json.loads(line)["m"] for line in text.splitlines()[1:]] == list(range(1, len(item.messages)))
     assert pair.omitted == 0
-    message = request_messages(CAPABILITY, trajectories, labels(), RULES, pair)
+    message = request_messages(CAPABILITY, trajectories, labels(), RULES, pair=pair)
     assert all(text in message[1].text for text in pair.texts)
     assert "conversation t02" not in outside(message)
     other = example_pair(same_task(talks(), "a", "b"), labels(), CAPABILITY.name, 10_000)
