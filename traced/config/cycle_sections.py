@@ -61,7 +61,7 @@ class SynthesisSection(Section):
     starts: Positive = Field(default=3, description="llm: maximum number of starts from scratch per capability")
     candidates: Positive = Field(default=1, description="llm: environments written in parallel at each start")
     repairs: int = Field(default=5, ge=0, description="llm: repairs of a rejected environment before the next start")
-    file_tokens: Positive = Field(default=8192, description="llm: maximum tokens of one answer, reasoning included")
+    file_tokens: Positive = Field(default=16384, description="llm: maximum tokens of one answer, reasoning included")
     max_tokens: int = Field(
         default=1_000_000, ge=0, description="llm: maximum tokens per capability, prompts included; 0: no limit"
     )

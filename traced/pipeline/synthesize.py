@@ -34,7 +34,7 @@ from agents.synthesizer.llm.prompt import (
     request_messages,
     target_tools,
 )
-from agents.synthesizer.llm.target_block import Target, report_of_file, with_target, without_target
+from agents.synthesizer.llm.target_block import Target, report_of_file, stands_on_world, with_target, without_target
 from sandbox.admission import refusals
 from sandbox.admission.report import as_text, requirements
 from sandbox.admission.static_analysis import MAX_BYTES, inspect_source
@@ -318,15 +318,26 @@ async def _write_attempt(
     record = EnvironmentRecord(
         environment_hash(source), source, context.cycle_id, capability, seed, LLM, at, repairs=repairs
     )
-    passed, evidence = await asyncio.to_thread(
-        inspect_source, source, has_user_model=bool(context.settings.target.user.model)
+    checks = await asyncio.to_thread(
+        static_checks, source, request.target, has_user_model=bool(context.settings.target.user.model)
     )
     with context.write_session() as session:
         save_environment(session, record)
-        if not passed:
-            report = AdmissionReport(record.hash, False, [Check("source", False, evidence, 0.0)])
+        if not all(check.passed for check in checks):
+            report = AdmissionReport(record.hash, False, checks)
             save_admission(session, report, cycle_id=context.cycle_id, at=at)
     return record
+
+
+def static_checks(source: str, target: Target, *, has_user_model: bool) -> list[Check]:
+    """Return the checks of a model's file that need no container: its source, and whether it stands on the world."""
+    passed, evidence = inspect_source(source, has_user_model=has_user_model)
+    checks = [Check("source", passed, evidence, 0.0)]
+    if passed and target.world is not None:
+        stands = stands_on_world(source)
+        digest = target.world.digest
+        checks.append(Check("world", stands, {"world": digest if stands else None, "target_world": digest}, 0.0))
+    return checks
 
 
 def _title(context: Context, capability: str, attempt: int, base: EnvironmentRecord | None) -> str:

@@ -44,8 +44,8 @@ MAX_MESSAGE = 700
 # A shorter excerpt of a message says nothing.
 MIN_MESSAGE = 120
 MAX_ARGUMENTS = 1_000
-# Limit for a refused file that is sent back.
-MAX_SOURCE = 60_000
+# Limit for a refused file that is sent back: that of admission, so that every file that it can accept is whole.
+MAX_SOURCE = 256 * 1024
 MAX_REPORT = 12_000
 # Limit for one text of a capability.
 MAX_TEXT = 1_000

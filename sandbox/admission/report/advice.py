@@ -420,7 +420,12 @@ def interface(evidence: Evidence) -> Iterator[str]:
 
 def world(evidence: Evidence) -> Iterator[str]:
     """Yield advice on a world that is not the target's, or that answers otherwise than the target."""
-    if evidence.get("world") != evidence.get("target_world"):
+    if evidence.get("world") is None:
+        yield (
+            "The file does not use TargetWorld, the world of the target's conversations: draw users and records from "
+            "it, and let it answer the calls."
+        )
+    elif evidence.get("world") != evidence.get("target_world"):
         yield "The world of this file is not the one of the target's conversations: write the environment again."
     for item in _quoted_items(evidence, "disagreeing"):
         yield (

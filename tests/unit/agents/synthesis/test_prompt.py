@@ -19,6 +19,7 @@ from agents.llm.endpoint import estimated_tokens
 from agents.llm.question import IS_DATA, ChatMessage
 from agents.synthesizer.llm.prompt import (
     MAX_ANSWER,
+    MAX_SOURCE,
     RefusedFile,
     Rules,
     example_pair,
@@ -293,7 +294,7 @@ def test_a_long_report_on_an_environment_is_clipped() -> None:
     asked_for = request_messages(CAPABILITY, talks(), labels(), RULES)
     endless = RefusedFile("class Environment:\n" + "#" * 1_000_000, INJECTION * 10_000)
     instance = repair_messages(asked_for, endless, replace(endless, source="x" * 1_000_000), ["oracle"] * 8)
-    assert len(joined_text(instance)) < len(joined_text(asked_for)) + 60_000 + 2 * 12_000 + 3_000
+    assert len(joined_text(instance)) < len(joined_text(asked_for)) + MAX_SOURCE + 2 * 12_000 + 3_000
     assert INJECTION.split("\n")[3] not in outside(instance[3:])
 
 
