@@ -8,6 +8,7 @@ import json
 import random
 import re
 from collections.abc import Collection
+from dataclasses import dataclass
 
 from sandbox.admission.context import CheckContext, gather_all, with_seed_note
 from sandbox.admission.policies import call, guess, required_arguments, say, tool_name, visible_values
@@ -35,7 +36,7 @@ async def interface(context: CheckContext) -> tuple[bool, dict[str, object]]:
     ]
     junk = await gather_all(with_seed_note(seed, _play_junk(context, seed)) for seed in context.panel(JUNK_SEEDS))
     unanswered += [complaint for episode in junk for complaint in episode[0]]
-    odd = _odd_errors([text for episode in junk for text in episode[1]], context.target_error_examples)
+    odd = odd_errors([failure for episode in junk for failure in episode[1]], context.target_error_examples)
     texts, thresholds = context.target_texts, context.thresholds
     error_forms = {error_form(example) for example in context.target_error_examples}
     answers = [answer for play in plays for turn in play.turns for answer in tool_answers(turn.message, turn.replies)]
@@ -47,6 +48,8 @@ async def interface(context: CheckContext) -> tuple[bool, dict[str, object]]:
     evidence |= {"unanswered": unanswered[:3], "odd_errors": odd[:3], "junk_seeds": JUNK_SEEDS}
     if texts.prompts:
         evidence |= {"policy": policy, "policy_required": thresholds.policy_share}
+    if odd:
+        evidence["error_examples"] = [clipped(text, 80) for text in context.target_error_examples[:3]]
     if texts.answers:
         evidence["odd_answers"] = strange[:3]
     if context.target_tools is None:
@@ -83,21 +86,32 @@ def call_complaints(message: Message, replies: list[Message]) -> list[str]:
     return [] if call_ids == answered_ids else [f"calls {call_ids} got answers to {answered_ids}"]
 
 
-async def _play_junk(context: CheckContext, seed: int) -> tuple[list[str], list[str]]:
-    """Play one episode with malformed messages and return (complaints, texts of replies that must be errors)."""
+@dataclass(frozen=True)
+class FailedCall:
+    """An invalid call, as text, and the reply to it, which must be an error."""
+
+    call: str
+    reply: str
+
+
+async def _play_junk(context: CheckContext, seed: int) -> tuple[list[str], list[FailedCall]]:
+    """Play one episode with malformed messages and return (complaints, calls that must fail)."""
     episode = context.source.episode()
     complaints: list[str] = []
-    errors: list[str] = []
+    failures: list[FailedCall] = []
     try:
         task = await episode.reset(seed)
         for message, must_fail in junk_messages(task, seed):
             step = await episode.step(message)
             complaints += call_complaints(message, step.messages)
-            errors += [reply["content"] for reply in step.messages if reply["role"] == "tool" and must_fail]
+            if must_fail:
+                function = message["tool_calls"][0]["function"]
+                text = f"{function['name']}({function['arguments']})"
+                failures += [FailedCall(text, reply["content"]) for reply in step.messages if reply["role"] == "tool"]
             if step.done:
                 break
         await episode.score()
-        return complaints, errors
+        return complaints, failures
     finally:
         await episode.close()
 
@@ -123,9 +137,11 @@ def junk_messages(task: Task, seed: int) -> list[tuple[Message, bool]]:
     ]
 
 
-def _odd_errors(texts: list[str], examples: list[str]) -> list[str]:
+def odd_errors(failures: list[FailedCall], examples: list[str]) -> list[str]:
+    """Return the invalid calls whose replies are no errors in the target's form, one for each reply."""
     forms = {error_form(example) for example in examples}
-    return [clipped(text, 120) for text in dict.fromkeys(texts) if forms and error_form(text) not in forms]
+    odd = {item.reply: item for item in failures if forms and error_form(item.reply) not in forms}
+    return [f"{clipped(item.call, 80)} is answered with {clipped(reply, 80)!r}" for reply, item in odd.items()]
 
 
 def error_form(text: str) -> tuple[str, ...]:

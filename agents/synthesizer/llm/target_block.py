@@ -14,6 +14,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from agents.synthesizer.builtin import WorldData
+from agents.transcript import tool_function
 from agents.world import runtime
 from store.types import Tool
 
@@ -33,7 +34,15 @@ class TargetWorld(World):
         super().__init__(_DATA)
 
     def reply(self, tool, arguments):
-        """Return the answer and whether it is an error; None: not recorded, and then the call changes nothing."""
+        """Return the answer and whether it is an error; None: not recorded, and then the call changes nothing.
+
+        A call that does not fit the schema of its tool was never recorded.
+        """
+        required, names = _ARGUMENTS.get(tool, ([], None))
+        if not isinstance(arguments, dict) or not set(required) <= set(arguments):
+            return None
+        if names is not None and not set(arguments) <= set(names):
+            return None
         count = len(self.writes)
         reply = super().reply(tool, arguments)
         if reply is None:
@@ -82,7 +91,7 @@ def with_target(source: str, target: Target) -> str:
     if TOOLS in used_names:
         parts.append(f"{TOOLS} = _json.loads(r'''\n{_raw(target.tools)}\n''')")
     if target.world is not None and WORLD_CLASS in used_names:
-        parts.append(_world_section(target.world))
+        parts.append(_world_section(target.world, target.tools))
     if not parts:
         return source
     lines = source.split("\n")
@@ -141,13 +150,27 @@ def _first_line(tree: ast.Module) -> int:
     return end
 
 
-def _world_section(world: WorldData) -> str:
+def _arguments(tools: Iterable[Tool]) -> dict[str, list[list[str] | None]]:
+    """Return for each tool its required arguments and all of them; None if its schema does not list them."""
+    schemas = {str(tool_function(tool).get("name", "")): tool_function(tool).get("parameters") for tool in tools}
+    return {
+        name: [
+            [str(argument) for argument in schema.get("required") or []],
+            list(map(str, schema["properties"])) if isinstance(schema.get("properties"), dict) else None,
+        ]
+        for name, schema in schemas.items()
+        if isinstance(schema, dict)
+    }
+
+
+def _world_section(world: WorldData, tools: Iterable[Tool]) -> str:
     encoded = world.encoded()
     lines = [encoded[start : start + _LINE] for start in range(0, len(encoded), _LINE)]
     text = "\n".join(f"    {json.dumps(line)}" for line in lines)
     body = (
         f"{inspect.getsource(runtime)}\nimport base64\nimport zlib\n\n"
-        f"_DATA = json.loads(zlib.decompress(base64.b85decode(\n{text}\n)))\n{_WORLD_CLASS}"
+        f"_DATA = json.loads(zlib.decompress(base64.b85decode(\n{text}\n)))\n"
+        f"_ARGUMENTS = json.loads({json.dumps(json.dumps(_arguments(tools)))})\n{_WORLD_CLASS}"
     )
     return (
         f"WORLD = {json.dumps(world.digest)}\n\n\ndef _world():\n{textwrap.indent(body, '    ')}\n\n"

@@ -390,6 +390,7 @@ def interface(evidence: Evidence) -> Iterator[str]:
     """Yield advice on the tools, calls and replies that deviate from the target."""
     foreign, changed = _quoted_items(evidence, "foreign"), _quoted_items(evidence, "changed")
     unanswered, odd = _quoted_items(evidence, "unanswered"), _quoted_items(evidence, "odd_errors")
+    examples = _quoted_items(evidence, "error_examples")
     if evidence.get("tools") == 0:
         yield "No task offers a tool: reset() must return the tools, as OpenAI function schemas."
     if foreign:
@@ -406,8 +407,8 @@ def interface(evidence: Evidence) -> Iterator[str]:
         )
     if odd:
         yield (
-            f"An error reads otherwise than the target's errors: {odd[0]}. Use the target's form, the same keys or "
-            "the same first word."
+            f"An invalid call does not get an error in the form of the target's: {'; '.join(odd)}. Answer it in the "
+            f"form of {' or '.join(map(repr, examples)) or 'such errors'}: the same keys or the same first word."
         )
     if strange := _quoted_items(evidence, "odd_answers"):
         yield f"A tool answers in another form than the target's: {strange[0]}. Use the target's form and keys."

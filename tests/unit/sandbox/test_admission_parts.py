@@ -13,7 +13,14 @@ from hypothesis import strategies as st
 from sandbox.admission import adversaries
 from sandbox.admission.execution import first_difference
 from sandbox.admission.fingerprint import exact, shape
-from sandbox.admission.interface import call_complaints, error_form, is_same_tool, junk_messages
+from sandbox.admission.interface import (
+    FailedCall,
+    call_complaints,
+    error_form,
+    is_same_tool,
+    junk_messages,
+    odd_errors,
+)
 from sandbox.admission.leak import leaks
 from sandbox.admission.policies import FLOOR_POLICIES, PATIENCE, Policy, call, guess, say, visible_values, write_tools
 from sandbox.admission.report import as_text
@@ -298,3 +305,9 @@ def test_a_user_that_is_a_model_needs_one(kind: str) -> None:
     assert inspect_source(source)[0]
     report = AdmissionReport("a" * 64, False, [Check("source", False, evidence, 0.0)])
     assert ("remove 'user' from description" in as_text(report)) is bool(findings)
+
+
+def test_an_invalid_call_without_an_error_is_named_with_its_answer() -> None:
+    failures = [FailedCall("think({})", ""), FailedCall("find([])", "Error: no such user"), FailedCall("find({})", "")]
+    assert odd_errors(failures, ["Error: no such order"]) == ["find({}) is answered with ''"]
+    assert odd_errors(failures, []) == []

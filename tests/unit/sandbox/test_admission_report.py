@@ -177,6 +177,11 @@ def test_figures_stand_beside_their_bounds() -> None:
         ("slips", {"loose": [{"slip": "a later version's"}], "paid": 1.0, "paid_allowed": 0.9}, ["paid is 1"]),
         ("interface", {"tools": 2, "foreign": ["fly"], "changed": []}, ["no such tools: fly"]),
         ("interface", {"tools": 0}, ["No task offers a tool"]),
+        (
+            "interface",
+            {"odd_errors": ["think({}) is answered with ''"], "error_examples": ["Error: no such user"]},
+            ["think({}) is answered with ''. Answer it in the form of 'Error: no such user'"],
+        ),
         ("interface", {"unanswered": ["calls ['a'] got answers to []"]}, ["not answered exactly once"]),
         (
             "leak",

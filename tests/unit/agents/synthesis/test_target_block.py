@@ -46,10 +46,10 @@ def shop() -> list[Trajectory]:
 
 
 def target(*, with_world: bool = True) -> Target:
-    rows = shop()
-    return Target(
-        [POLICY], [{"type": "function", "function": {"name": "it's"}}], of_world(rows) if with_world else None
-    )
+    parameters = {"properties": {"order_id": {"type": "string"}}, "required": ["order_id"]}
+    functions: list[dict[str, Any]] = [{"name": "it's"}, {"name": "cancel_order", "parameters": parameters}]
+    tools = [{"type": "function", "function": function} for function in functions]
+    return Target([POLICY], tools, of_world(shop()) if with_world else None)
 
 
 @pytest.fixture
@@ -101,6 +101,13 @@ def test_a_call_that_is_not_recorded_changes_nothing_until_the_file_says_so(name
     assert world.reply("get_order", order) != (record, False)
     world.restart()
     assert world.reply("get_order", order) == (record, False)
+
+
+def test_a_call_that_does_not_fit_its_schema_is_not_answered(names: dict[str, Any]) -> None:
+    world = names["TargetWorld"]()
+    order = {"order_id": "W9876"}
+    assert [world.reply("cancel_order", arguments) for arguments in ({}, {**order, "why": "late"})] == [None, None]
+    assert not world.reply("cancel_order", order)[1]
 
 
 def test_the_summary_counts_records_and_values() -> None:
