@@ -120,11 +120,13 @@ def _fault_advice(evidence: Evidence) -> Iterator[str]:
     match evidence.get("fault"):
         case "EnvironmentFault":
             yield f"It failed{place}: {_quote(text)}"
+            frames = PLACE.findall(str(evidence.get("traceback", "")))
             if "SyntaxError" in text and _operation(text) in ("load", ""):
                 yield "Fix the line that the error names: the file must be valid Python."
             else:
-                yield OPERATION_ADVICE.get(_operation(text), "No seed and no message may make the environment raise.")
-            frames = PLACE.findall(str(evidence.get("traceback", "")))
+                # A request of the sandbox may begin with a reset: the method that raised is the outermost of the file.
+                operation = frames[0][1] if frames and frames[0][1] in OPERATION_ADVICE else _operation(text)
+                yield OPERATION_ADVICE.get(operation, "No seed and no message may make the environment raise.")
             if frames:
                 yield f"It raised at line {frames[-1][0]} of the file, in {sanitize_line(frames[-1][1], 60)}."
         case "Deadline":

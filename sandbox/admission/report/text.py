@@ -18,7 +18,7 @@ Texts in ``evidence`` are the environment's own, harmless only in JSON; every ot
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from rich.console import Group, RenderableType
@@ -55,6 +55,8 @@ PLAIN_MESSAGE = 500
 MAX_EXAMPLES = 2
 # The last messages of a transcript, which show the outcome.
 MAX_MESSAGES = 10
+# Figures named of a check that miss their bounds.
+MAX_MISSES = 8
 SIGNS = {"✓": "green", "✗": "bold red", "·": "dim"}
 COLOURS = {VERDICT_REFUSED: "bold red", VERDICT_NOT_JUDGED: "bold yellow"}
 # Length of the summary beside a check.
@@ -71,31 +73,47 @@ def as_text(report: AdmissionReport) -> str:
     passed = [sanitize_line(check.name) for check in report.checks if check.passed and was_made(check)]
     # Advice precedes observations, so that a reader who stops early misses only examples.
     parts = [f"Verdict: {verdict(report)}. Passed: {', '.join(passed) or 'nothing'}."]
-    parts += ["\n".join(_changes(check)) for check in failed]
+    parts += _failures(failed)
     parts += [f"Not checked: {', '.join(names)} ({reason})." for reason, names in by_reason(report).items()]
-    observations = [observation for check in failed for observation in _observations(check)]
+    # A text that several checks saw stands once.
+    headings: dict[str, str] = {}
+    for check in failed:
+        for heading, text in _observations(check):
+            headings.setdefault(text, heading)
+    observations = [f"{heading}{text}" for text, heading in headings.items()]
     return "\n\n".join([*parts, *(["What was seen:", *observations] if observations else [])])
 
 
+def _failures(checks: Sequence[Check]) -> Iterator[str]:
+    """Yield a paragraph for each failed check; one that failed as an earlier one did refers to it."""
+    earlier: dict[tuple[str, ...], str] = {}
+    for check in checks:
+        changes = tuple(_changes(check))
+        name = sanitize_line(check.name)
+        body = "\n".join(changes) if changes not in earlier else f"- The same failure as in {earlier[changes]}."
+        earlier.setdefault(changes, name)
+        yield f"Failed: {name} ({means(check.name) or 'a check'})\n{body}".rstrip()
+
+
 def _changes(check: Check) -> Iterator[str]:
-    yield f"Failed: {sanitize_line(check.name)} ({means(check.name) or 'a check'})"
-    yield from (
-        f"- {figure.name} is {figure.value}, needs {figure.needs}"
-        for figure in figures(check.evidence)
-        if figure.kept is False
-    )
+    misses = [figure for figure in figures(check.evidence) if figure.kept is False]
+    yield from (f"- {figure.name} is {figure.value}, needs {figure.needs}" for figure in misses[:MAX_MISSES])
+    if len(misses) > MAX_MISSES:
+        yield f"- {len(misses) - MAX_MISSES} further figures miss their bounds"
     yield from (f"- {sentence}" for sentence in advice(check))
 
 
-def _observations(check: Check) -> Iterator[str]:
-    for name, text in details(check.evidence):
-        yield f"{sanitize_line(check.name)}, {name}:\n{sanitize_block(text, PLAIN_DETAIL)}"
+def _observations(check: Check) -> Iterator[tuple[str, str]]:
+    """Yield (heading, text) of what a check saw."""
+    name = sanitize_line(check.name)
+    for key, text in details(check.evidence):
+        yield f"{name}, {key}:\n", sanitize_block(text, PLAIN_DETAIL)
     for sample in examples(check.evidence)[:MAX_EXAMPLES]:
-        yield "\n".join(_plain_example(sanitize_line(check.name), sample))
+        yield f"{name}, seed {sample.seed or 'unknown'}: ", "\n".join(_plain_example(sample))
 
 
-def _plain_example(check: str, item: Example) -> Iterator[str]:
-    yield f"{check}, seed {item.seed or 'unknown'}: {sanitize_block(item.description, PLAIN_DETAIL)}"
+def _plain_example(item: Example) -> Iterator[str]:
+    yield sanitize_block(item.description, PLAIN_DETAIL)
     omitted = max(0, len(item.transcript) - MAX_MESSAGES)
     if omitted:
         yield f"  ({omitted} messages before these)"

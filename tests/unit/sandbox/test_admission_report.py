@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 
 from sandbox.admission.checks import CHECK_NAMES
-from sandbox.admission.report import MEANS, advice, as_data, bounds, means, unchecked, verdict
+from sandbox.admission.report import MEANS, advice, as_data, as_text, bounds, means, unchecked, verdict
 from sandbox.admission.report.advice import ADVICE
 from sandbox.admission.report.html import page
 from sandbox.admission.report.model import details, figures
-from store.types import Check
+from store.types import AdmissionReport, Check
 from tests.unit.sandbox.reports import REPORT_TIME, advice_text, failed, printed, report_of
 
 RATES = {"reward": 1.0, "success": 1.0}
@@ -346,3 +346,28 @@ def test_flat_objects_are_rendered_line_by_line_and_others_as_json() -> None:
         " · ".join(f"{name} {value}" for name, value in row.items()) for row in loose
     ]
     assert dict(details({"loose": [{"tool": {"deep": [1]}}]}))["loose"].startswith("[\n")
+
+
+def test_a_failure_that_several_checks_share_stands_once_under_the_method_that_raised() -> None:
+    frames = 'File "/app/sandbox/worker.py", line 3, in oracle\nFile "environment.py", line 9, in reset\n'
+    fault = {
+        "fault": "EnvironmentFault",
+        "text": "environment failed in 'oracle': TypeError: x",
+        "at": "seed 7",
+        "traceback": f'{frames}File "environment.py", line 12, in _draw\nTypeError: x',
+    }
+    text = as_text(AdmissionReport("hash", False, [Check(name, False, fault, 0.1) for name in ("oracle", "leak")]))
+    assert text.count("reset(seed) must return a Task") == 1
+    assert "oracle() must yield" not in text
+    assert text.count("It raised at line 12 of the file, in _draw.") == 1
+    assert "- The same failure as in oracle." in text
+    assert text.count("/app/sandbox/worker.py") == 1
+
+
+def test_a_panel_that_fails_as_a_whole_is_named_by_its_first_figures() -> None:
+    policies = {f"p{n:02d}": {"reward": 0.9, "success": 0.0, "faults": 0.0} for n in range(12)}
+    evidence = {**policies, "allowed": {"reward": 0.5, "success": 0.1, "faults": 0.0}, "seeds": 32}
+    text = as_text(AdmissionReport("hash", False, [Check("exploits", False, evidence, 0.1)]))
+    assert "- p07 reward is 0.9" in text
+    assert "- p08 reward is" not in text
+    assert "- 4 further figures miss their bounds" in text
