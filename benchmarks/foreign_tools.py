@@ -21,7 +21,7 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -100,9 +100,9 @@ async def play_messages(source: EpisodeSource, seed: int, messages: Sequence[Mes
         await episode.close()
 
 
-def traced(folder: Path, *arguments: str) -> tuple[int, dict[str, Any]]:
+def traced(folder: Path, *arguments: str, settings: Mapping[str, object] = SETTINGS) -> tuple[int, dict[str, Any]]:
     """Run a command with ``--json``; return its exit code and report."""
-    options = [part for key, value in SETTINGS.items() for part in ("--set", f"{key}={value}")]
+    options = [part for key, value in settings.items() for part in ("--set", f"{key}={value}")]
     command = [sys.executable, "-m", "traced", *arguments, "--data-dir", str(folder / "data"), *options, "--json"]
     path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
     process = subprocess.run(
