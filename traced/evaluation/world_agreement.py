@@ -13,8 +13,6 @@ from typing import Any
 from sqlmodel import Session
 
 from agents.world.agreement import CallAgreement
-from sandbox.admission.context import Thresholds
-from sandbox.admission.world import MeasuredShare, ToolReplay, disagreements
 from store.records import AdmissionRecord, StageState
 from store.repositories.cycles import list_stage_events
 from traced.evaluation.intervals import Share, mean_share
@@ -116,36 +114,6 @@ def tool_agreements(calls: Sequence[CallAgreement]) -> list[ToolAgreement]:
     for name, is_write in ((READS, False), (WRITES, True)):
         rows.append(_row(name, [call for call in calls if call.is_write is is_write]))
     return [row for row in rows if row.coverage.count]
-
-
-def disagreeing_tools(rows: Sequence[ToolAgreement]) -> list[OmittedTool]:
-    """Return the tools whose agreement on left-out calls is below a bound of admission, however few were answered."""
-    bounds = Thresholds()
-    return [
-        OmittedTool(row.tool, LEFT_OUT_CALLS, row.exact, row.error_class)
-        for row in rows
-        if row.tool not in (READS, WRITES)
-        and row.exact.count
-        and (row.exact.share < bounds.world_exact or row.error_class.share < bounds.world_error_class)
-    ]
-
-
-def refuted_tools(rows: Sequence[ToolAgreement]) -> list[OmittedTool]:
-    """Return the tools that the check "world" of admission refuses by their held-out calls."""
-    bounds = Thresholds()
-    return [
-        OmittedTool(row.tool, HELD_OUT_CALLS, row.exact, row.error_class)
-        for row in rows
-        if row.tool not in (READS, WRITES) and disagreements(tool_replay(row, HELD_OUT_CALLS), bounds)
-    ]
-
-
-def tool_replay(row: ToolAgreement, calls: str) -> ToolReplay:
-    """Return what admission judges a tool by; ``calls``: which were replayed."""
-    exact, error_class = (
-        MeasuredShare(share.count, share.share, share.low, share.high) for share in (row.exact, row.error_class)
-    )
-    return ToolReplay(row.tool, row.is_write, calls, exact, error_class)
 
 
 def _row(tool: str, calls: Sequence[CallAgreement]) -> ToolAgreement:

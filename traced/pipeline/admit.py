@@ -28,7 +28,8 @@ from store.repositories.environments import get_environment, list_admissions, sa
 from store.types import AdmissionReport, EndCause, Outcome, Trajectory
 from traced.config.settings import Settings
 from traced.core.errors import StageError
-from traced.evaluation.world_agreement import WorldFigures, tool_replay
+from traced.evaluation.world_agreement import WorldFigures
+from traced.evaluation.world_bounds import tool_replay
 from traced.inference.errors import EngineError
 from traced.pipeline.collect import collected
 from traced.pipeline.context import Context

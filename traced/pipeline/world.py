@@ -33,12 +33,11 @@ from traced.evaluation.world_agreement import (
     OmittedTool,
     WorldFigures,
     agreement_json,
-    disagreeing_tools,
     read_omitted,
-    refuted_tools,
     stored_figures,
     tool_agreements,
 )
+from traced.evaluation.world_bounds import disagreeing_tools, refuted_tools
 from traced.pipeline.collect import of_tool_set
 from traced.pipeline.context import Context
 from traced.targets.conversation_target import HELD_OUT, TRAIN

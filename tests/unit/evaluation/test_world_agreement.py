@@ -12,12 +12,11 @@ from traced.evaluation.world_agreement import (
     agreement_json,
     agreement_lines,
     brief_lines,
-    disagreeing_tools,
     read_agreement,
     read_omitted,
-    refuted_tools,
     tool_agreements,
 )
+from traced.evaluation.world_bounds import disagreeing_tools, refuted_tools
 
 GET_CALL = CallAgreement(
     task="1",

@@ -17,7 +17,8 @@ from store.types import EndCause, Outcome, Trajectory
 from tests.unit.agents.world.targets import Library, loan, trajectory
 from tests.unit.pipeline.contexts import context_with_chain
 from traced.core.errors import StageError
-from traced.evaluation.world_agreement import HELD_OUT_CALLS, REPLAY, agreement_json, refuted_tools, tool_agreements
+from traced.evaluation.world_agreement import HELD_OUT_CALLS, REPLAY, agreement_json, tool_agreements
+from traced.evaluation.world_bounds import refuted_tools
 from traced.pipeline.admit import usable_world
 from traced.pipeline.context import Context
 from traced.pipeline.world import find_figures, find_world, make_world
