@@ -10,8 +10,8 @@ other line is one reply under the hash of its request (``agents.llm.question.Que
 which the prompts depend. A changed prompt has another hash: then no reply is found, and the benchmark says that the
 replies have to be recorded anew instead of asking a server.
 
-The replies in benchmarks/records/analysis are those of four assistants who read the requests in place of a model, each
-a quarter of them, without knowing the ground truth. A reader remembers earlier requests about the same conversations,
+The replies in benchmarks/records/analysis are those of three assistants who read the requests in place of a model, each
+a third of them, without knowing the ground truth. A reader remembers earlier requests about the same conversations,
 so the agreement of the runs is an upper bound.
 """
 

@@ -101,7 +101,8 @@ class Thinking:
         return answer
 
     def critique(self, question: ScriptedQuestion) -> dict[str, Any]:
-        return {"critiques": [critique_of(name, question.conversations[name]) for name in question.subjects]}
+        critiques = [critique_of(name, question.conversations[name]) for name in question.subjects]
+        return {"critiques": critiques, "accepted": []}
 
     def aggregate(self, question: ScriptedQuestion) -> dict[str, Any]:
         steps = STEP.findall(question.delimited("steps")[0])

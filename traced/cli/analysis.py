@@ -198,6 +198,10 @@ def _print_figures(figures: Mapping[str, Any]) -> None:
         _say(f"The model gave no usable answer for {unusable} of {figures['parts']} parts of the sample.")
     if dropped := figures.get("named", 0) - figures.get("with evidence", 0):
         _say(f"{dropped} of {figures['named']} capabilities named by the model were dropped: {DROP_REASONS}.")
+    if practices := figures.get("accepted practices"):
+        _say("The labels accept what solved conversations did although the policy seems to say otherwise:")
+        for row in practices:
+            _say(f"  {row['practice']} ({_short_id(row['trajectory'])}, message {row['message']})")
     if sample_agreement := figures.get("sample agreement"):
         _say(
             f"{figures['labelled again']} conversations were labelled more than once, with an agreement of "

@@ -98,7 +98,8 @@ async def analyse(
     total_steps = len(packs.critiques) + len(packs.labels)
     report_progress(f"estimate: {estimate.text}", 0, total_steps)
     prompter = replace(prompter, report_progress=offset_progress(report_progress, 0, total_steps))
-    results = await critiques(prompter, packs.critiques)
+    criticism = await critiques(prompter, packs.critiques)
+    results = criticism.critiques
     attributions = [result.fault for result in results]
     spared = {fault.trajectory_id for fault in attributions if fault.fault != "agent"}
     agent_trajectories = [trajectory for trajectory in judged_trajectories if trajectory.id not in spared]
@@ -119,13 +120,16 @@ async def analyse(
     )
     builtin_hints = await asyncio.to_thread(hints, agent_trajectories, seed)
     steps = [step for result in results for step in result.steps]
+    practices = [practice.text for practice in criticism.practices]
     aggregation = await aggregate(prompter, steps, hint_text(builtin_hints))
     earlier = [capability for capability in known_capabilities if capability not in CANDIDATES]
     candidates = await merge_duplicates(prompter, aggregation.candidates, ask_model=aggregation.part_count > 1)
     matches = await match_known(prompter, candidates, earlier)
     capabilities = [match.capability for match in matches]
     prompter = replace(prompter, report_progress=offset_progress(report_progress, len(packs.critiques), total_steps))
-    labelling = await label_all(prompter, capabilities, packs.labels, runs=runs, seed=seed, excluded=spared)
+    labelling = await label_all(
+        prompter, capabilities, packs.labels, runs=runs, seed=seed, excluded=spared, practices=practices
+    )
     figures |= {
         "steps": len(steps),
         "policy quotations": sum(bool(step.policy) for step in steps),
@@ -136,6 +140,11 @@ async def analyse(
         "labelled again": labelling.repeated,
         "left out": labelling.left_out,
     }
+    if criticism.practices:
+        figures["accepted practices"] = [
+            {"trajectory": item.trajectory_id, "message": item.message_index, "practice": item.text}
+            for item in criticism.practices
+        ]
     if labelling.sample_agreement is not None:
         figures |= {"sample agreement": round(float(labelling.sample_agreement), 3)}
     if labelling.omitted_characters:

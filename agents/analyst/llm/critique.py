@@ -1,7 +1,8 @@
 """Attributes each failure to agent, simulator, infrastructure or task, and names the steps that went wrong.
 
 The model sees a failure beside a success of the same task, if there is one, and says which sentence of the policy a
-step broke. A quotation counts only if it occurs in the policy. Only failures of the agent are mined; without a usable
+step broke. A quotation counts only if it occurs in the policy. What a success did although the policy seems to forbid
+it is an accepted practice; labels are judged by it, too. Only failures of the agent are mined; without a usable
 answer a failure counts as the agent's, so text in a conversation cannot remove it from the evidence by confusing the
 model.
 """
@@ -19,7 +20,7 @@ from agents.errors import OutOfForm
 from store.types import Outcome
 
 # Limits in characters.
-MAX_REASON, MAX_STEP_TEXT = 500, 300
+MAX_REASON, MAX_STEP_TEXT, MAX_PRACTICE = 500, 300, 240
 MAX_STEPS = 4
 MAX_OBJECTIONS = 8
 FaultName = Literal["agent", "simulator", "infrastructure", "task"]
@@ -44,10 +45,19 @@ class CritiqueAnswer(Form):
     message: str
 
 
+class AcceptedAnswer(Form):
+    """What a solved conversation did although the policy seems to forbid it."""
+
+    conversation: str
+    message: str
+    practice: str
+
+
 class Critiques(Form):
-    """One for each failure of a pack."""
+    """One for each failure of a pack, and the practices that its successes show to be accepted."""
 
     critiques: list[CritiqueAnswer]
+    accepted: list[AcceptedAnswer]
 
 
 @dataclass(frozen=True)
@@ -85,36 +95,61 @@ class Critique:
     error: OutOfForm | None = None
 
 
-async def critiques(prompter: Prompter, packs: Sequence[Pack]) -> list[Critique]:
-    """Return a critique of each failure that a pack judges, in the order of the packs.
+@dataclass(frozen=True)
+class Practice:
+    """What a success did, at a message, although the policy seems to forbid it: its outcome shows that it is right."""
+
+    trajectory_id: str
+    message_index: int
+    text: str
+
+
+@dataclass(frozen=True)
+class CritiqueResult:
+    """The critiques of some failures, and the practices that successes of the same tasks show to be accepted."""
+
+    critiques: list[Critique]
+    practices: list[Practice]
+
+
+async def critiques(prompter: Prompter, packs: Sequence[Pack]) -> CritiqueResult:
+    """Return a critique of each failure that a pack judges, in the order of the packs, and the accepted practices.
 
     Raises:
         ModelError: no failure has a usable answer.
     """
     jobs = [partial(_of_pack, prompter, pack, pack.failed_subjects) for pack in packs]
     results = await prompter.run_all("critiques", jobs)
-    results_in_order = [critique for result in results for critique in result]
-    errors = [critique.error for critique in results_in_order if critique.error is not None]
-    if errors and len(errors) == len(results_in_order):
+    in_order = [critique for result in results for critique in result.critiques]
+    errors = [critique.error for critique in in_order if critique.error is not None]
+    if errors and len(errors) == len(in_order):
         raise root_cause(errors[0])
-    return results_in_order
+    return CritiqueResult(in_order, [practice for result in results for practice in result.practices])
 
 
-async def _of_pack(prompter: Prompter, pack: Pack, names: Sequence[str]) -> list[Critique]:
+async def _of_pack(prompter: Prompter, pack: Pack, names: Sequence[str]) -> CritiqueResult:
     try:
         answers = await _ask(prompter, pack, names)
     except OutOfForm as error:
         # One conversation may have spoiled the answer for the others.
         if len(pack.conversations) > 1 and len(pack.subjects) > 1:
-            return [
-                critique
-                for name in names
-                for critique in await _of_pack(prompter, single_pack(prompter, pack, name), ["t1"])
-            ]
+            results = [await _of_pack(prompter, single_pack(prompter, pack, name), ["t1"]) for name in names]
+            return CritiqueResult(
+                [critique for result in results for critique in result.critiques],
+                [practice for result in results for practice in result.practices],
+            )
         reason = one_line(f"no answer: {error.message}", MAX_REASON)
-        return [Critique(Fault(pack.conversations[name].id, "agent", None, reason), error=error) for name in names]
+        faults = [Fault(pack.conversations[name].id, "agent", None, reason) for name in names]
+        return CritiqueResult([Critique(fault, error=error) for fault in faults], [])
     by_name = {answer.conversation.strip(): answer for answer in answers.critiques}
-    return [_critique(pack, name, by_name[name]) for name in names]
+    practices = [
+        Practice(pack.conversations[name].id, index, text)
+        for answer in answers.accepted
+        if (name := answer.conversation.strip()) in _solved_names(pack)
+        and (index := pack.message_index(name, answer.message)) is not None
+        and (text := one_line(answer.practice, MAX_PRACTICE))
+    ]
+    return CritiqueResult([_critique(pack, name, by_name[name]) for name in names], practices)
 
 
 async def _ask(prompter: Prompter, pack: Pack, names: Sequence[str]) -> Critiques:
@@ -124,12 +159,17 @@ async def _ask(prompter: Prompter, pack: Pack, names: Sequence[str]) -> Critique
     def find_flaw(answer: Critiques) -> str | None:
         return "; ".join(list(_wrong_quotations(answer, pack))[:MAX_OBJECTIONS]) or None
 
-    successes = pack.with_outcome(Outcome.SUCCESS) if pack.of_one_task else []
+    successes = _solved_names(pack)
     context = (
         f"{_join(successes)} solved the same task." if successes else "There is no solved conversation of this task."
     )
     text = f"Not solved: {_join(names)}. {context} What went wrong in {_join(names)}?"
     return await prompter.ask(prompter.question("critique", text, data=pack.text), Critiques, find_objection, find_flaw)
+
+
+def _solved_names(pack: Pack) -> list[str]:
+    """Return the short ids of the conversations that solved the task of the failures."""
+    return pack.with_outcome(Outcome.SUCCESS) if pack.of_one_task else []
 
 
 def _join(names: Sequence[str]) -> str:
@@ -140,6 +180,12 @@ def _objections(answer: Critiques, pack: Pack, names: Sequence[str]) -> Iterator
     counts = Counter(critique.conversation.strip() for critique in answer.critiques)
     yield from (f"{name} has {counts[name]} critiques, not one" for name in names if counts[name] != 1)
     yield from (f"{name[:20]!r} is not one of {_join(names)}" for name in counts if name not in names)
+    for accepted in answer.accepted:
+        name = accepted.conversation.strip()
+        if name not in _solved_names(pack):
+            yield f"accepted: {name[:20]!r} is no solved conversation of the task"
+        elif pack.message_index(name, accepted.message) is None:
+            yield f"accepted: there is no message {accepted.message[:20]!r} in {name}; cite one by its id, such as m4"
     for critique in answer.critiques:
         name = critique.conversation.strip()
         if name not in names:

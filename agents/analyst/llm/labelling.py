@@ -45,6 +45,8 @@ MAX_FIRST_FAILURES = 10
 MAX_LABEL_REASON = 300
 # Characters below which no text of a capability is cut.
 MIN_TEXT = 40
+# Accepted practices get this part of a question.
+PRACTICES_DIVISOR = 4
 # Conversations that are labelled at least twice, and the agreement with which the others are labelled once.
 SAMPLE = 30
 AGREEING = Fraction(4, 5)
@@ -153,8 +155,12 @@ async def label_all(
     runs: int,
     seed: int,
     excluded: Collection[str] = (),
+    practices: Sequence[str] = (),
 ) -> LabellingResult:
     """Label the conversations that the packs judge, without the excluded ids, in at most ``runs`` runs.
+
+    Args:
+        practices: What the labels accept although the policy may seem to forbid it; what does not fit is omitted.
 
     Raises:
         ModelError: see the module.
@@ -163,7 +169,7 @@ async def label_all(
     if not capabilities or not questions:
         return LabellingResult([])
     count = sum(len(names) for _, names in questions)
-    labeller = _Labeller(prompter, capabilities, seed, UnlabelledConversations(count))
+    labeller = _Labeller(prompter, capabilities, seed, UnlabelledConversations(count), practices)
     first, later = _sample(questions) if runs > 1 else ([], questions)
     labels = await labeller.label_packs(first, runs, 0, len(questions))
     sample_agreement = agreement(labels)
@@ -202,9 +208,11 @@ class _Labeller:
         capabilities: Sequence[Capability],
         seed: int,
         unlabelled: UnlabelledConversations,
+        practices: Sequence[str],
     ) -> None:
         self.prompter, self.capabilities, self.seed, self.unlabelled = prompter, capabilities, seed, unlabelled
-        self.text_limit, self.omitted_characters = _text_limit(prompter, capabilities)
+        self.practices = _practices_text(prompter, practices)
+        self.text_limit, self.omitted_characters = _text_limit(prompter, capabilities, token_estimate(self.practices))
 
     async def label_packs(self, questions: Sequence[PackQuestion], runs: int, done: int, total: int) -> list[Label]:
         """Label some packs in at most ``runs`` runs; ``done`` of ``total`` packs were labelled before."""
@@ -264,7 +272,8 @@ class _Labeller:
             return "; ".join(list(_wrong_quotations(answer, pack))[:MAX_OBJECTIONS]) or None
 
         listing = delimited("capabilities", "\n".join(_capability_line(item, self.text_limit) for item in order))
-        text = f"{listing}\n\nHow does each of the {len(expected)} capabilities stand in {', '.join(names)}?"
+        ending = f"How does each of the {len(expected)} capabilities stand in {', '.join(names)}?"
+        text = f"{listing}\n\n{self.practices}{ending}"
         variant = run + VARIANT_STEP * repetition
         question = self.prompter.question("label", text, variant, TEMPERATURE, data=pack.text)
         answer = await self.prompter.ask(question, Rows, find_objection, find_flaw)
@@ -310,9 +319,20 @@ def _wrong_quotations(answer: Rows, pack: Pack) -> Iterator[str]:
                 yield f"the policy has no sentence {cell.policy[:80]!r}; copy it letter by letter, or leave it empty"
 
 
-def _text_limit(prompter: Prompter, capabilities: Sequence[Capability]) -> tuple[int, int]:
+def _practices_text(prompter: Prompter, practices: Sequence[str]) -> str:
+    """Return as many practices as a share of the question holds, between marks, and what they are; empty for none."""
+    lines: list[str] = []
+    for practice in dict.fromkeys(practices):
+        if token_estimate("\n".join([*lines, practice])) > prompter.question_tokens // PRACTICES_DIVISOR:
+            break
+        lines.append(f"- {practice}")
+    return f"Accepted practices:\n{delimited('practices', chr(10).join(lines))}\n\n" if lines else ""
+
+
+def _text_limit(prompter: Prompter, capabilities: Sequence[Capability], used_tokens: int) -> tuple[int, int]:
     """Return the length to which each text of a capability is cut to fit a question, and the characters left out."""
-    budget, limit = prompter.question_tokens - token_estimate(instructions("label")) - 100, MAX_TEXT
+    budget = prompter.question_tokens - token_estimate(instructions("label")) - used_tokens - 100
+    limit = MAX_TEXT
 
     def listing() -> str:
         return "\n".join(_capability_line(capability, limit) for capability in capabilities)

@@ -112,6 +112,39 @@ def test_labels_keep_their_reason_and_the_sentence_of_the_policy_that_was_broken
     assert {(label.reason, label.policy) for label in labels if label.verdict is Verdict.PRESENT} == {("", "")}
 
 
+def test_what_solved_conversations_did_against_the_policy_is_accepted_by_the_labels() -> None:
+    practice = "A loan may be renewed twice if nobody waits for the book."
+    complaints: list[str] = []
+    questions: list[str] = []
+
+    def accepting(question: ScriptedQuestion) -> ScriptedReply | None:
+        if question.kind == "label":
+            questions.append(question.text)
+        if question.kind != "critique":
+            return None
+        answer = Thinking().critique(question)
+        match = re.search(r"([t\d, ]+) solved the same task", question.text)
+        if question.complaint:
+            complaints.append(question.complaint)
+        elif match:
+            answer["accepted"] = [{"conversation": question.subjects[0], "message": "m1", "practice": "No."}]
+            return answer
+        if match:
+            name = match.group(1).split(",")[0].strip()
+            answer["accepted"] = [{"conversation": name, "message": "m1", "practice": practice}]
+        return answer
+
+    analysis = analysed(Thinking(accepting), runs=1)
+    assert complaints
+    assert all("is no solved conversation of the task" in complaint for complaint in complaints)
+    practices: Any = analysis.figures["accepted practices"]
+    solved_ids = {item.id for item in TRAJECTORIES if item.outcome is Outcome.SUCCESS}
+    assert {(row["practice"], row["message"]) for row in practices} == {(practice, 1)}
+    assert {row["trajectory"] for row in practices} <= solved_ids
+    # Once, however many conversations show it.
+    assert {text.count(practice) for text in questions} == {1}
+
+
 def test_what_a_small_context_does_not_show_is_in_the_figures() -> None:
     long_talk = [hidden(talk(user("Hi"), *[agent(f"Word {n}") for n in range(3000)], name="long"), 99)]
     figures: dict[str, Any] = analysed(Thinking(), [*TRAJECTORIES, *long_talk], context=6_500, runs=1).figures
@@ -130,7 +163,7 @@ def test_a_verdict_on_a_failure_that_rests_on_no_message_goes_back_and_counts_fo
         message = "m1" if question.complaint.count("there is no message") >= complaints else "m4711"
         answer = Thinking().critique(question)
         changed = {"why": "The user did.", "fault": "simulator", "steps": [], "message": message}
-        return {"critiques": [critique | changed for critique in answer["critiques"]]}
+        return answer | {"critiques": [critique | changed for critique in answer["critiques"]]}
 
     analysis = analysed(Thinking(invent), SOME, runs=1)
     (item,) = [item for item in analysis.faults if item.trajectory_id == "canary-id-9"]
