@@ -15,10 +15,11 @@ pytestmark = [pytest.mark.docker, pytest.mark.slow, pytest.mark.usefixtures("ima
 THRESHOLDS = Thresholds(seeds=4, replica_seeds=3, diversity_seeds=40, confirm_seeds=8, wear_episodes=20)
 
 
-async def test_a_recorded_file_is_admitted() -> None:
+@pytest.mark.parametrize("position", [1, 2], ids=["the repair of change-completeness", "change-restraint"])
+async def test_a_recorded_file_is_admitted(position: int) -> None:
     target = read_target()
     assert target.world is not None
-    answer = list(read_recording(REPLIES).replies.values())[-1].text
+    answer = list(read_recording(REPLIES).replies.values())[position].text
     report = await admit(
         with_target(extract_file(answer), target),
         target_tools=list(target.tools),
