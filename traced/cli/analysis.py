@@ -202,6 +202,8 @@ def _print_figures(figures: Mapping[str, Any]) -> None:
         _say("The labels accept what solved conversations did although the policy seems to say otherwise:")
         for row in practices:
             _say(f"  {row['practice']} ({_short_id(row['trajectory'])}, message {row['message']})")
+    if omitted_count := figures.get("accepted practices not shown"):
+        _say(f"The context of {figures['context']} tokens is too small: {omitted_count} of them were not shown.")
     if sample_agreement := figures.get("sample agreement"):
         _say(
             f"{figures['labelled again']} conversations were labelled more than once, with an agreement of "

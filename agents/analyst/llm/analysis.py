@@ -145,6 +145,8 @@ async def analyse(
             {"trajectory": item.trajectory_id, "message": item.message_index, "practice": item.text}
             for item in criticism.practices
         ]
+    if labelling.omitted_practices:
+        figures |= {"context": context, "accepted practices not shown": labelling.omitted_practices}
     if labelling.sample_agreement is not None:
         figures |= {"sample agreement": round(float(labelling.sample_agreement), 3)}
     if labelling.omitted_characters:

@@ -129,6 +129,7 @@ class LabellingResult:
     repeated: int = 0
     sample_agreement: Fraction | None = None
     omitted_characters: int = 0
+    omitted_practices: int = 0
 
 
 def completed_runs(labels: Sequence[Label]) -> list[Label]:
@@ -179,7 +180,12 @@ async def label_all(
     answers = [label for label in labels if label.trajectory_id not in left_out]
     repeated_ids = {label.trajectory_id for label in answers if label.run}
     return LabellingResult(
-        answers, dict(sorted(left_out.items())), len(repeated_ids), sample_agreement, labeller.omitted_characters
+        answers,
+        dict(sorted(left_out.items())),
+        len(repeated_ids),
+        sample_agreement,
+        labeller.omitted_characters,
+        labeller.omitted_practices,
     )
 
 
@@ -211,7 +217,7 @@ class _Labeller:
         practices: Sequence[str],
     ) -> None:
         self.prompter, self.capabilities, self.seed, self.unlabelled = prompter, capabilities, seed, unlabelled
-        self.practices = _practices_text(prompter, practices)
+        self.practices, self.omitted_practices = _practices_text(prompter, practices)
         self.text_limit, self.omitted_characters = _text_limit(prompter, capabilities, token_estimate(self.practices))
 
     async def label_packs(self, questions: Sequence[PackQuestion], runs: int, done: int, total: int) -> list[Label]:
@@ -319,14 +325,16 @@ def _wrong_quotations(answer: Rows, pack: Pack) -> Iterator[str]:
                 yield f"the policy has no sentence {cell.policy[:80]!r}; copy it letter by letter, or leave it empty"
 
 
-def _practices_text(prompter: Prompter, practices: Sequence[str]) -> str:
-    """Return as many practices as a share of the question holds, between marks, and what they are; empty for none."""
+def _practices_text(prompter: Prompter, practices: Sequence[str]) -> tuple[str, int]:
+    """Return as many practices as a share of the question holds, between marks, and how many are left out."""
     lines: list[str] = []
-    for practice in dict.fromkeys(practices):
+    different_practices = list(dict.fromkeys(practices))
+    for practice in different_practices:
         if token_estimate("\n".join([*lines, practice])) > prompter.question_tokens // PRACTICES_DIVISOR:
             break
         lines.append(f"- {practice}")
-    return f"Accepted practices:\n{delimited('practices', chr(10).join(lines))}\n\n" if lines else ""
+    text = f"Accepted practices:\n{delimited('practices', chr(10).join(lines))}\n\n" if lines else ""
+    return text, len(different_practices) - len(lines)
 
 
 def _text_limit(prompter: Prompter, capabilities: Sequence[Capability], used_tokens: int) -> tuple[int, int]:

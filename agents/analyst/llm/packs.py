@@ -2,9 +2,9 @@
 
 A pack holds conversations of one task, so that a failure stands beside a solved twin. Conversations whose task was
 tried once share a pack with a few others of the same policy and tools, which would otherwise be most of the cost; a
-text that misleads a model can sway its answers on these and on no others. Their critiques have packs of their own that
-hold failures only. The order of conversations is seeded and says nothing about the outcome. Policies and tools come
-first, then the conversations, then the question: a server with a prefix cache reads them once.
+text that misleads a model about a label can sway its answers on these and on no others. Their critiques have packs of
+their own that hold failures only. The order of conversations is seeded and says nothing about the outcome. Policies and
+tools come first, then the conversations, then the question: a server with a prefix cache reads them once.
 
 What does not fit into the context is left out and counted (``Pack.omissions``), never silently.
 """

@@ -51,13 +51,19 @@ def test_it_says_nothing_of_what_went_as_it_should(capsys: pytest.CaptureFixture
     assert len(capsys.readouterr().out.splitlines()) == 2
 
 
+SMALL_CONTEXT = {"accepted practices not shown": 2, "context": 32_000}
+
+
 def test_accepted_practices_are_printed_with_their_message(capsys: pytest.CaptureFixture[str]) -> None:
     practice = {
         "trajectory": "f" * 32,
         "message": 12,
         "practice": "An insured booking may be cancelled for any reason.",
     }
-    show_analysis("c1", "llm", [], AnalysisRecord({}, [], [], {"accepted practices": [practice]}, (3, 4)))
+    show_analysis(
+        "c1", "llm", [], AnalysisRecord({}, [], [], {**SMALL_CONTEXT, "accepted practices": [practice]}, (3, 4))
+    )
     output = " ".join(capsys.readouterr().out.split())
+    assert "The context of 32000 tokens is too small: 2 of them were not shown." in output
     assert "The labels accept what solved conversations did although the policy seems to say otherwise:" in output
     assert f"An insured booking may be cancelled for any reason. ({'f' * 16}, message 12)" in output
