@@ -22,7 +22,7 @@ from sandbox.admission.world import WorldReplay, world_of
 from sandbox.client import SandboxSource
 from sandbox.contract import Message, Task, Tool
 from sandbox.docker_engine import connect
-from sandbox.errors import EnvironmentFault, EpisodeLost
+from sandbox.errors import EnvironmentFault, EpisodeLost, SandboxError
 from sandbox.user import User
 from store.repositories.environments import get_environment, list_admissions, save_admission
 from store.types import AdmissionReport, EndCause, Outcome, Trajectory
@@ -34,7 +34,7 @@ from traced.inference.errors import EngineError
 from traced.pipeline.collect import collected
 from traced.pipeline.context import Context
 from traced.pipeline.episodes import BASE, model_policy
-from traced.pipeline.world import find_figures, make_world, prove_world
+from traced.pipeline.world import make_world, prove_world
 from traced.rollouts.episodes import EpisodeJob, Limits, run_episodes
 from traced.rollouts.step_limit import step_timeout_s, user_wait_s
 
@@ -138,7 +138,10 @@ async def _judge(context: Context, environment: str) -> AdmissionReport:
 
 
 async def usable_world(context: Context) -> WorldData | None:
-    """Return the world that environments stand on, without the tools that held-out calls have refuted.
+    """Return the world that environments stand on, without the tools that held-out calls refute.
+
+    It is replayed before it is used, so that no environment is written for tools that admission then refuses. Without
+    Docker it is returned as it was made; admission needs Docker and replays it.
 
     None for a target that can be played, and for one whose tools answer nothing: environments then answer by their
     scenarios alone.
@@ -147,11 +150,13 @@ async def usable_world(context: Context) -> WorldData | None:
         return None
     try:
         target_world = await make_world(context)
+        figures = await prove_world(context)
     except StageError:
         return None
+    except SandboxError:
+        figures = None
     data = read_data(target_world.source_code)
-    figures = find_figures(context)
-    if figures is not None and figures.digest == target_world.digest:
+    if figures is not None:
         data = without_tools(data, [item.tool for item in figures.omitted])
     return WorldData(target_world.digest, data)
 
