@@ -118,6 +118,14 @@ def list_stage_events(session: Session, cycle_id: str) -> list[StageEvent]:
     ]
 
 
+def has_finished_stage(session: Session, target: str, stages: Collection[str]) -> bool:
+    """Return whether a cycle of a target has finished one of these stages."""
+    query = select(StageEventRow.seq).join(CycleRow, col(CycleRow.id) == col(StageEventRow.cycle_id))
+    query = query.where(CycleRow.target == target, col(StageEventRow.stage).in_(stages))
+    query = query.where(StageEventRow.state == StageState.FINISHED.value)
+    return session.exec(query.limit(1)).first() is not None
+
+
 def get_target_state(session: Session, name: str) -> TargetState:
     """Return the state of a target; a target without a row has the initial state."""
     row = session.get(TargetRow, name)

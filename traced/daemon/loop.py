@@ -248,8 +248,7 @@ class CycleLoop:
 
         target = conversation_target(settings)
         if target.is_recorded:
-            with write_session(self.store) as session:
-                split_without_constant_customer(session, target)
+            split_without_constant_customer(self.store, target)
             with read_session(self.store) as session:
                 check_conversations(session, target.name)
 

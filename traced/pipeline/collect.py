@@ -96,8 +96,7 @@ async def collect(context: Context) -> list[Trajectory]:
 def _collect_conversations(context: Context) -> list[Trajectory]:
     name = context.target.name
     with context.stage("collect", collection_title(context.target)) as stage:
-        with context.write_session() as session:
-            constant = split_without_constant_customer(session, conversation_target(context.settings))
+        constant = split_without_constant_customer(context.store, conversation_target(context.settings))
         with context.read_session() as session:
             selection, unused = _selection(session, name), _unused(session, name)
             if not labelled_trajectories(session, context.cycle_id):

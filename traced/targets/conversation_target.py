@@ -4,8 +4,8 @@ A conversation is held out by a digest of its target and its customer, so that a
 the same split, whenever and in whatever order they are recorded. Without a customer the digest is of its task, without
 a task of its name. A conversation with both is in a split only if both digests agree; else it is excluded from both
 splits, so that neither the customer nor the task is in both. The split is stored with the conversation;
-``traced.pipeline.constant_customer`` corrects it where one customer has nearly all conversations. Held-out and excluded
-conversations never enter an analysis, an environment or a prompt.
+``traced.pipeline.constant_customer`` corrects it before the first cycle, where one customer has nearly
+all. Held-out and excluded conversations never enter an analysis, an environment or a prompt.
 """
 
 import hashlib

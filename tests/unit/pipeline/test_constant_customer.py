@@ -1,19 +1,19 @@
-"""One constant customer counts as none, and what a cycle has used keeps its split."""
+"""One constant customer counts as none, until a cycle has used conversations."""
 
-from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from store.repositories.cycles import list_stage_events
+from store.records import Cycle, CycleState
+from store.repositories.cycles import list_stage_events, save_cycle
 from store.repositories.trajectories import TrajectoryFilter, list_trajectories, save_trajectories
 from store.types import Outcome, Trajectory
-from tests.unit.targets.conversations import conversation, new_cycle
+from tests.unit.targets.conversations import NOW, conversation, new_cycle
 from traced.core.errors import StageError
-from traced.pipeline import collect as collect_module
-from traced.pipeline import world
+from traced.pipeline import constant_customer, world
 from traced.pipeline.collect import check_conversations, collect
-from traced.pipeline.constant_customer import USED_IDS, find_constant_customer, split_without_constant_customer
+from traced.pipeline.constant_customer import find_constant_customer, split_without_constant_customer
 from traced.pipeline.context import Context
 from traced.targets.conversation_target import HELD_OUT, TRAIN, conversation_target
 
@@ -54,23 +54,30 @@ async def test_a_cycle_can_begin_whatever_the_split_of_the_constant_customer(tmp
         assert recordings(context) == rows
 
 
-async def test_what_a_cycle_has_used_is_never_held_out_later(tmp_path: Path) -> None:
+async def test_after_a_collection_no_split_changes(tmp_path: Path) -> None:
     with new_cycle(tmp_path) as context:
         save(context, range(10), customer="")
-        used = {row.id for row in await collect(context)}
-        assert len(used) == 10
+        assert len(await collect(context)) == 10
         save(context, range(10, 200))
         with context.write_session() as session:
-            # The conversations of before have the customer as well, and a longer one of the same task.
-            changes = {"customer": "customer-1", "trial": 1}
-            rows = [conversation(n, OUTCOMES[n % 2], id=f"longer-{n}", **changes) for n in range(10)]
-            save_trajectories(session, rows)
-            assert split_without_constant_customer(session, conversation_target(context.settings)) is not None
-        splits = {row.id: row.split for row in recordings(context)}
-        assert {splits[key] for key in used} == {TRAIN}
-        assert {splits[row.id] for row in rows} == {TRAIN}
-        later = Counter(splits[f"acme-{n}"] for n in range(10, 200))
-        assert set(later) == {TRAIN, HELD_OUT}
+            # A conversation of before continues under another id.
+            save_trajectories(session, [conversation(0, OUTCOMES[0], id="longer-0", customer="customer-1", trial=1)])
+            save_cycle(session, Cycle("c3", "acme", "tiny", 0, {}, CycleState.RUNNING, NOW))
+        constant = split_without_constant_customer(context.store, conversation_target(context.settings))
+        assert constant is not None
+        assert "later conversations keep the customer's split; to keep" in constant.text
+        await collect(replace(context, cycle_id="c3"))
+        assert {row.split for row in recordings(context)} == {TRAIN}
+
+
+def test_the_store_is_locked_only_if_a_split_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with new_cycle(tmp_path) as context:
+        save(context, range(40))
+        target = conversation_target(context.settings)
+        constant = split_without_constant_customer(context.store, target)
+        assert {row.id: row.split for row in recordings(context)} == without_customer(context)
+        monkeypatch.setattr(constant_customer, "write_session", None)
+        assert split_without_constant_customer(context.store, target) == constant
 
 
 @pytest.mark.parametrize(
@@ -96,5 +103,5 @@ def test_a_cycle_that_waits_says_what_to_do(tmp_path: Path) -> None:
         assert "the field user" in error.value.message
 
 
-def test_the_details_of_stages_have_these_names() -> None:
-    assert USED_IDS == {"collect": collect_module.SELECTED, world.WORLD: "conversations"}
+def test_the_stages_have_these_names() -> None:
+    assert {*constant_customer.USING_STAGES} == {"collect", world.WORLD}
