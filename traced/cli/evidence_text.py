@@ -162,7 +162,10 @@ def outcomes_text(sources: OutcomeSources) -> str:
     parts = [
         text.format(count=sources.counts[source]) for source, text in SOURCE_TEXTS.items() if sources.counts[source]
     ]
-    names = Counter({sanitize_line(name, 40): count for name, count in sources.authors.items() if name})
+    names: Counter[str] = Counter()
+    for name, count in sources.authors.items():
+        if name:
+            names[sanitize_line(name, 40)] += count
     if sources.authors:
         names_text = [f"{count} of {name}" for name, count in names.most_common(LIST_LIMIT)]
         further = [f"{len(names) - LIST_LIMIT} more names"] if len(names) > LIST_LIMIT else []

@@ -29,6 +29,9 @@ def test_records_of_feedback_are_no_people() -> None:
     by_names = OutcomeSources(Counter(people=9, nobody=1), Counter({"Ada": 6, "Bo": 2, "": 1}))
     assert outcomes_text(by_names) == "9 by records of feedback (6 of Ada, 2 of Bo, 1 without a name), 1 undecided"
     assert outcomes_text(OutcomeSources(Counter(), Counter())) == "none"
+    # Names that are equal as far as they are shown count as one.
+    cut = OutcomeSources(Counter(people=5), Counter({f"{'x' * 40}{end}": count for end, count in (("a", 2), ("b", 3))}))
+    assert f"(5 of {'x' * 40}… " in outcomes_text(cut)
 
 
 def test_examples_quote_message_reason_and_policy() -> None:
