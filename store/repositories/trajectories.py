@@ -2,8 +2,8 @@
 
 Invariants: the first recording under an id is kept, except that a trajectory without an outcome of the agent
 (``infrastructure``, ``unknown``) is replaced by a later one unless a label, fault attribution, citation or routing
-choice refers to it. Listings are ordered by source, split, task id, trial, model and id. A "reported" trajectory is one
-that no cycle recorded: production or an import.
+choice refers to it; the split stays even then. Listings are ordered by source, split, task id, trial, model and id. A
+"reported" trajectory is one that no cycle recorded: production or an import.
 """
 
 from collections import Counter
@@ -61,6 +61,9 @@ def save_trajectories(session: Session, trajectories: Iterable[Trajectory]) -> S
     """Store trajectories; an id that is stored already is no error, see ``SaveResult``."""
     incoming = {trajectory.id: trajectory for trajectory in trajectories}
     digests = _stored_digests(session, list(incoming))
+    for key, (_, _, split) in digests.items():
+        # The stored split may have been updated since; "" is none.
+        incoming[key] = replace(incoming[key], split=split or incoming[key].split)
     new, unchanged = [], 0
     overwritten: list[str] = []
     rejected: list[str] = []
@@ -68,7 +71,7 @@ def save_trajectories(session: Session, trajectories: Iterable[Trajectory]) -> S
         if trajectory.id not in digests:
             new.append(trajectory)
             continue
-        stored_digest, outcome = digests[trajectory.id]
+        stored_digest, outcome, _ = digests[trajectory.id]
         if stored_digest == _digest(trajectory):
             unchanged += 1
         # A recording without an outcome of the agent is no evidence, so a repeated episode may replace it.
@@ -91,7 +94,8 @@ def update_outcome(session: Session, trajectory: Trajectory) -> bool:
     row = _unused_row(session, trajectory.id)
     if row is None:
         return False
-    row.outcome, row.reward, row.digest = trajectory.outcome.value, trajectory.reward, _digest(trajectory)
+    row.outcome, row.reward = trajectory.outcome.value, trajectory.reward
+    row.digest = _digest(replace(trajectory, split=row.split))
     session.add(row)
     session.flush()
     return True
@@ -136,7 +140,7 @@ def delete_reported(session: Session, trajectory_id: str) -> bool:
 def judged_ids(session: Session, ids: Iterable[str]) -> set[str]:
     """Return those of ``ids`` that are stored with an outcome of the agent, so that no new episode is needed."""
     existing = _stored_digests(session, list(ids))
-    return {key for key, (_, outcome) in existing.items() if Outcome(outcome).is_judged}
+    return {key for key, (_, outcome, _) in existing.items() if Outcome(outcome).is_judged}
 
 
 def get_trajectory(session: Session, trajectory_id: str, *, tokens: bool = True) -> Trajectory:
@@ -414,12 +418,13 @@ def _trajectory(row: TrajectoryRow, tools: list[Tool], turns: bytes | None) -> T
     return Trajectory(**values, tools=tools, turns=unpack(turns) if turns is not None else [])
 
 
-def _stored_digests(session: Session, ids: Sequence[str]) -> dict[str, tuple[str, str]]:
-    columns = (col(TrajectoryRow.id), col(TrajectoryRow.digest), col(TrajectoryRow.outcome))
-    digests: dict[str, tuple[str, str]] = {}
+def _stored_digests(session: Session, ids: Sequence[str]) -> dict[str, tuple[str, str, str]]:
+    """Return digest, outcome and split of stored trajectories, by id."""
+    columns = (col(TrajectoryRow.id), col(TrajectoryRow.digest), col(TrajectoryRow.outcome), col(TrajectoryRow.split))
+    digests: dict[str, tuple[str, str, str]] = {}
     for batch in batches(ids):
         rows = session.exec(select(*columns).where(columns[0].in_(batch)))
-        digests |= {key: (digest, outcome) for key, digest, outcome in rows}
+        digests |= {key: (digest, outcome, split) for key, digest, outcome, split in rows}
     return digests
 
 

@@ -20,6 +20,7 @@ from store.repositories.trajectories import (
     list_trajectories,
     save_trajectories,
     update_outcome,
+    update_splits,
 )
 from store.types import Label, Outcome, Verdict
 from tests.unit.store.chain import CAPABILITY, CYCLE, trajectory
@@ -58,6 +59,21 @@ def test_an_infrastructure_outcome_is_replaced_by_a_later_attempt(db: Session) -
     assert save_trajectories(db, [trajectory()]) == SaveResult(overwritten=["t1"])
     assert get_trajectory(db, "t1") == trajectory()
     assert judged_ids(db, ["t1", "t9"]) == {"t1"}
+
+
+@pytest.mark.parametrize("outcome", [Outcome.UNKNOWN, Outcome.FAILURE])
+def test_an_updated_split_stays_when_a_file_is_imported_again(db: Session, outcome: Outcome) -> None:
+    imported = replace(trajectory(outcome=outcome), cycle_id=None, split="held-out")
+    save_trajectories(db, [imported])
+    update_splits(db, {"t1": "train"})
+    assert save_trajectories(db, [imported]) == SaveResult(unchanged=1)
+    assert get_trajectory(db, "t1") == replace(imported, split="train")
+    # With another outcome as well.
+    success = replace(imported, outcome=Outcome.SUCCESS)
+    assert (save_trajectories(db, [success]).overwritten == ["t1"]) == (outcome is Outcome.UNKNOWN)
+    assert update_outcome(db, success)
+    assert save_trajectories(db, [success]) == SaveResult(unchanged=1)
+    assert get_trajectory(db, "t1") == replace(success, split="train")
 
 
 def test_a_cited_infrastructure_outcome_stays(db: Session) -> None:
