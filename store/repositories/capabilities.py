@@ -131,7 +131,10 @@ def list_labels(
 
 
 def is_labelled_by_model(session: Session, cycle_id: str, capability: str) -> bool:
-    """Return whether a language model labelled the capability: its verdicts have reasons, those of rules have none."""
+    """Return whether a language model labelled the capability: its verdicts have reasons, those of rules have none.
+
+    Verdicts of a model from before schema 0016 have none either.
+    """
     query = select(LabelRow.run).where(LabelRow.cycle_id == cycle_id, LabelRow.capability == capability)
     return session.exec(query.where(col(LabelRow.reason) != "").limit(1)).first() is not None
 

@@ -16,6 +16,7 @@ from agents.analyst.builtin import DETECTORS, label
 from sandbox.episodes import EpisodeSource
 from store.repositories.adapters import get_adapter
 from store.repositories.capabilities import get_capability, is_labelled_by_model
+from store.repositories.cycles import get_cycle
 from store.repositories.environments import get_environment
 from store.repositories.promotions import latest_gate, save_gate
 from store.types import GateAnswer, GateResult, Label, Outcome, PairedDifference, Trajectory
@@ -296,7 +297,9 @@ class _Rounds:
         for cycle_id, name in self.sides.capabilities:
             with self.context.read_session() as session:
                 capability = get_capability(session, cycle_id, name)
-                by_model = is_labelled_by_model(session, cycle_id, name)
+                # Verdicts of a model had no reason in earlier versions, so the cycle's analyst counts as well.
+                analyst = get_cycle(session, cycle_id).config.get("analysis", {}).get("analyst")
+                by_model = analyst == "llm" or is_labelled_by_model(session, cycle_id, name)
             # The analyst that found a capability labels it here too; a model may use the name of a builtin detector
             # for a text of its own, and a catalogue may have changed its texts since.
             if name in DETECTORS and not by_model:

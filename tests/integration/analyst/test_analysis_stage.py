@@ -15,7 +15,7 @@ from agents.transcript import transcript
 from store.database import open_store, read_session, sqlite_url, write_session
 from store.records import Cycle, CycleState, Finding, StageState
 from store.repositories.capabilities import list_capabilities, list_labels, save_capabilities, save_labels
-from store.repositories.cycles import list_stage_events, save_cycle
+from store.repositories.cycles import list_stage_events, save_cycle, set_cycle_config
 from store.repositories.llm_replies import list_citations, list_faults, list_replies, stage_costs
 from store.repositories.trajectories import TrajectoryFilter, list_trajectories, save_trajectories, update_outcome
 from store.types import Capability, EndCause, Label, Outcome, Trajectory, Verdict
@@ -216,13 +216,17 @@ async def test_a_gate_uses_the_model_for_a_capability_without_a_detector(context
     assert (cost.stage, cost.capability, cost.calls) == ("gate", VERIFICATION["name"], len(base))
 
 
-@pytest.mark.parametrize(("reason", "asks"), [("", False), ("It is so.", True)])
+@pytest.mark.parametrize(
+    ("reason", "analyst", "asks"),
+    [("", "builtin", False), ("It is so.", "builtin", True), ("", "llm", True)],  # the last: as an earlier version did
+)
 async def test_a_gate_labels_with_the_analyst_that_found_the_capability(
-    context: Context, reason: str, asks: bool
+    context: Context, reason: str, analyst: str, asks: bool
 ) -> None:
     """Its texts need not be those of today's catalogue."""
     name, base = "precondition-verification", [episode(number) for number in range(10, 20)]
     with write_session(context.store) as session:
+        set_cycle_config(session, CYCLE, {"analysis": {"analyst": analyst}})
         save_capabilities(session, CYCLE, [Capability(**VERIFICATION | {"name": name})])
         key = list_trajectories(session, TrajectoryFilter())[0].id
         save_labels(session, CYCLE, [Label(key, name, 0, Verdict.LACKING, 1, reason)])
