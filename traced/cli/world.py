@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from store.text import sanitize_line
 from traced.cli.current_cycle import on_cycle
 from traced.cli.options import AsJson, DataDir, Model, Overrides, Seed, read_settings
 from traced.cli.output import console, print_json, write_new_file
@@ -14,6 +15,8 @@ from traced.evaluation.world_agreement import WorldFigures, agreement_json, agre
 from traced.pipeline.context import Context
 from traced.pipeline.world import TargetWorld, make_world, prove_world
 from traced.targets.conversation_target import conversation_target
+
+LINE = 400  # characters: the name of a tool, and six shares
 
 
 def world(
@@ -64,8 +67,8 @@ def world(
         if rows:
             console.print(f"\nCalls of {split} conversations, shares with their 95 % intervals:", highlight=False)
         for line in agreement_lines(rows):
-            console.print(f"  {line}", highlight=False, markup=False, soft_wrap=True)
+            console.print(f"  {sanitize_line(line, LINE)}", highlight=False, markup=False, soft_wrap=True)
     if figures.omitted:
         console.print("\nTools that the world omits, because its answers were wrong:", highlight=False)
     for item in figures.omitted:
-        console.print(f"  {item.text}", highlight=False, markup=False, soft_wrap=True)
+        console.print(f"  {sanitize_line(item.text)}", highlight=False, markup=False, soft_wrap=True)
