@@ -197,11 +197,16 @@ def _world_lines(chain: EvidenceChain, world: WorldFigures | None) -> Iterator[s
             yield "world        none: the environment answers with records of its own"
         return
     yield f"world        {world.digest[:12]}, made of {world.conversations} conversations"
+    omitted = {item.tool for item in world.omitted}
     for split in (HELD_OUT_CALLS, LEFT_OUT_CALLS):
         if rows := world.agreement.get(split):
             yield f"{INDENT}replayed calls of {split} conversations:"
-            for line in brief_lines(rows):
+            for line in brief_lines(rows, omitted):
                 yield f"{INDENT}  {sanitize_line(line)}"
+    if omitted:
+        yield f"{INDENT}omitted tools, which the world does not answer because its answers were wrong:"
+    for item in world.omitted:
+        yield f"{INDENT}  {sanitize_line(item.text)}"
 
 
 def _admission(admission: AdmissionRecord) -> Iterator[str]:

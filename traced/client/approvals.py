@@ -166,12 +166,20 @@ class ToolAgreementView(Model):
     error_class: ShareView
 
 
+class OmittedToolView(Model):
+    """A tool that a world does not answer, because its answers to recorded calls were wrong."""
+
+    tool: str
+    text: str = Field(description="the agreement that its answers had, in one line")
+
+
 class WorldView(Model):
     """The world on which the environment stands."""
 
     digest: str
     conversations: int = Field(description="conversations of which it is made")
     agreement: dict[str, list[ToolAgreementView]] = Field(description="by origin of the replayed calls")
+    omitted: list[OmittedToolView] = Field(default=[], description="tools that it does not answer")
 
 
 class EnvironmentLineage(Model):

@@ -6,7 +6,7 @@ made without the conversations of its task. A tool whose answers disagree is omi
 better than those of other calls would be.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -155,10 +155,15 @@ def agreement_lines(rows: Sequence[ToolAgreement]) -> list[str]:
     return lines
 
 
-def brief_lines(rows: Sequence[ToolAgreement]) -> list[str]:
-    """Return the agreement in short lines: one per tool with an answer, one on the tools without any, and the sums."""
+def brief_lines(rows: Sequence[ToolAgreement], omitted: Collection[str] = ()) -> list[str]:
+    """Return the agreement in short lines: one per tool with an answer, one on the tools without any, and the sums.
+
+    The answers of ``omitted`` tools, which the world no longer gives, have no line.
+    """
     lines, silent_tools = [], []
     for row in rows:
+        if row.exact.count and row.tool in omitted:
+            continue
         if row.exact.count or row.is_total:
             counts = f"{row.exact.count} of {row.coverage.count} answered"
             counts += f", {row.not_recorded} not recorded" if row.not_recorded else ""

@@ -241,11 +241,13 @@ def _example(table: Table, name: str, example: ExampleView) -> None:
 def _world(table: Table, world: WorldView) -> None:
     """Append the world, and by tool how its answers agree with recorded ones."""
     _row(table, "world", f"{world.digest[:12]}, made of {world.conversations} conversations; replayed calls:")
+    omitted = {item.tool for item in world.omitted}
     for origin, rows in world.agreement.items():
         _row(table, "", f"{sanitize_line(origin, 20)} conversations:")
         silent_tools = [row for row in rows if not row.exact.count and not row.is_total]
         for row in rows:
-            if row not in silent_tools:
+            # Answers that the world no longer gives have no line.
+            if row not in silent_tools and row.tool not in omitted:
                 mark = " (writes)" if row.is_write and not row.is_total else ""
                 counts = f"{row.exact.count} of {row.calls} answered"
                 counts += f", {row.not_recorded} not recorded" if row.not_recorded else ""
@@ -254,6 +256,10 @@ def _world(table: Table, world: WorldView) -> None:
         if silent_tools:
             names = ", ".join(f"{sanitize_line(row.tool, 40)} ({row.calls})" for row in silent_tools)
             _indented(table, f"none of the calls answered: {names}")
+    if world.omitted:
+        _row(table, "", "omitted tools, which the world does not answer because its answers were wrong:")
+    for item in world.omitted:
+        _indented(table, sanitize_line(item.text))
 
 
 def _share(share: ShareView) -> str:

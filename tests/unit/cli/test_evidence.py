@@ -5,8 +5,18 @@ from types import SimpleNamespace
 
 from store.records import Citation, IterationMetrics
 from store.types import Verdict
-from traced.cli.evidence_text import INDENT, _citation_lines, _example_lines, iteration_lines, outcomes_text, wrapped
+from traced.cli.evidence_text import (
+    INDENT,
+    _citation_lines,
+    _example_lines,
+    _world_lines,
+    iteration_lines,
+    outcomes_text,
+    wrapped,
+)
 from traced.evaluation.examples import Example
+from traced.evaluation.intervals import mean_share
+from traced.evaluation.world_agreement import HELD_OUT_CALLS, OmittedTool, ToolAgreement, WorldFigures
 from traced.scoring.evidence import OutcomeSources
 
 
@@ -30,8 +40,8 @@ def test_records_of_feedback_are_no_people() -> None:
     assert outcomes_text(by_names) == "9 by records of feedback (6 of Ada, 2 of Bo, 1 without a name), 1 undecided"
     assert outcomes_text(OutcomeSources(Counter(), Counter())) == "none"
     # Names that are equal as far as they are shown count as one.
-    cut = OutcomeSources(Counter(people=5), Counter({f"{'x' * 40}{end}": count for end, count in (("a", 2), ("b", 3))}))
-    assert f"(5 of {'x' * 40}… " in outcomes_text(cut)
+    authors = Counter({f"{'x' * 40}a": 2, f"{'x' * 40}b": 3})
+    assert f"(5 of {'x' * 40}… " in outcomes_text(OutcomeSources(Counter(people=5), authors))
 
 
 def test_examples_quote_message_reason_and_policy() -> None:
@@ -48,6 +58,19 @@ def test_examples_quote_message_reason_and_policy() -> None:
     assert lines[4:6] == [f"{INDENT}  reason: It did not ask.", f'{INDENT}  the policy says "Ask first."']
     assert lines[6:9] == [f"{INDENT}t2, message 5", f"{INDENT}  user: Hi.", f"{INDENT}  assistant: Done."]
     assert list(_example_lines(SimpleNamespace(trajectories=[]), [])) == []  # type: ignore[arg-type]
+
+
+def test_tools_that_the_world_omits_are_not_listed_as_answered() -> None:
+    answers = mean_share([("1", 0.0), ("2", 1.0)])
+    rows = [ToolAgreement(name, False, *[answers] * 6) for name in ("get", "find\x1b[31m")]
+    omitted = OmittedTool("find\x1b[31m", HELD_OUT_CALLS, answers, answers)
+    lines = list(_world_lines(SimpleNamespace(), WorldFigures("d" * 64, 12, {HELD_OUT_CALLS: rows}, [omitted])))  # type: ignore[arg-type]
+    place = lines.index(f"{INDENT}omitted tools, which the world does not answer because its answers were wrong:")
+    assert [line.strip().split(":")[0] for line in lines[2:place]] == ["get"]
+    (line,) = lines[place + 1 :]
+    assert line.strip().startswith("find")
+    assert ": of 2 answered held out calls 50 % [" in line
+    assert "\x1b" not in line
 
 
 def test_figures_of_a_training_are_grouped() -> None:

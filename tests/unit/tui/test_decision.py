@@ -9,6 +9,7 @@ from traced.client.approvals import (
     CapabilityLineage,
     EnvironmentLineage,
     ExampleView,
+    OmittedToolView,
     ShareView,
     ToolAgreementView,
     TrainingLineage,
@@ -65,9 +66,15 @@ def test_the_lineage_has_examples_with_reasons_and_the_world_by_tool() -> None:
         policy="Ask first.",
     )
     agreement = {
-        "held out": [tool("cancel", 12, 2, SHARE), tool("find", 5, 5, UNMEASURED), tool("all reads", 5, 5, UNMEASURED)]
+        "held out": [
+            tool("cancel", 12, 2, SHARE),
+            tool("pay", 9, 0, SHARE),
+            tool("find", 5, 5, UNMEASURED),
+            tool("all reads", 5, 5, UNMEASURED),
+        ]
     }
-    world = WorldView(digest="cd" * 32, conversations=225, agreement=agreement)
+    omitted = [OmittedToolView(tool="pay", text="pay\x1b[31m: of 9 answered held out calls 10 % exact")]
+    world = WorldView(digest="cd" * 32, conversations=225, agreement=agreement, omitted=omitted)
     case = SimpleNamespace(
         capability=capability,
         examples=[example],
@@ -94,4 +101,7 @@ def test_the_lineage_has_examples_with_reasons_and_the_world_by_tool() -> None:
         "              all reads: 0 of 5 answered, 5 not recorded",
         "              none of the calls answered: find (5)",
     ]
+    place = lines.index("            omitted tools, which the world does not answer because its answers were wrong:")
+    assert lines[place + 1].endswith(": of 9 answered held out calls 10 % exact")
+    assert lines[place + 1].startswith("              pay")
     assert "\x1b" not in "".join(lines)

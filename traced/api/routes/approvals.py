@@ -49,6 +49,7 @@ from traced.client.approvals import (
     ExampleView,
     GateView,
     LengthsView,
+    OmittedToolView,
     PairView,
     ShareView,
     ToolAgreementView,
@@ -239,7 +240,8 @@ def _world(session: Session, version: AdapterVersion) -> WorldView | None:
         ]
         for split, rows in figures.agreement.items()
     }
-    return WorldView(digest=figures.digest, conversations=figures.conversations, agreement=agreement)
+    omitted = [OmittedToolView(tool=item.tool, text=item.text) for item in figures.omitted]
+    return WorldView(digest=figures.digest, conversations=figures.conversations, agreement=agreement, omitted=omitted)
 
 
 def _environment(session: Session, version: AdapterVersion) -> EnvironmentLineage:
