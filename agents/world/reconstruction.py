@@ -15,7 +15,7 @@ from agents.transcript import Transcript
 from agents.world import runtime
 from agents.world.calls import AnsweredCall, Conversation, conversations
 from agents.world.errors import ConditionedCall, error_rules
-from agents.world.runtime import UNKNOWN, World, at_path, canonical_json, computed, history_key, parts
+from agents.world.runtime import UNCHANGED, UNKNOWN, World, at_path, canonical_json, computed, history_key, parts
 from agents.world.templates import common_template
 from agents.world.tool_roles import write_tools
 from agents.world.transitions import Observations, effect_of, field_rules, observe
@@ -342,6 +342,11 @@ def without_tools(data: Data, tools: Collection[str]) -> Data:
     for part in ("derived", "indexes", "errors", "constants", "computed"):
         reduced[part] = {tool: entry for tool, entry in data[part].items() if tool not in omitted}
     reduced["calls"] = {tool: {} if tool in omitted else entries for tool, entries in data["calls"].items()}
+    # A write that answers with an omitted read's record, or changes it, would otherwise determine that record.
+    reduced["effects"] = {
+        write: {tool: None if tool in omitted and effect != UNCHANGED else effect for tool, effect in effects.items()}
+        for write, effects in data["effects"].items()
+    }
     unknown = {"is_safe": False, "template": None, "record": None}
     reduced["writes"] = {tool: unknown if tool in omitted else entry for tool, entry in data["writes"].items()}
     return reduced

@@ -232,7 +232,7 @@ def _omitted_tools(items: Sequence[TaskTranscript], unstable: Sequence[str]) -> 
             for conversation in fold_conversations:
                 answers = replay(reduced, conversation)
                 calls += compare(conversation, answers, target_tools.writes, target_tools.error_classes)
-        disagreeing = disagreeing_tools(tool_agreements(calls))
+        disagreeing = [item for item in disagreeing_tools(tool_agreements(calls)) if item.tool not in names]
         if not disagreeing:
             return sorted(omitted, key=lambda item: item.tool)
         omitted += disagreeing

@@ -95,6 +95,24 @@ def test_a_tool_that_answers_other_tasks_wrongly_is_omitted_with_its_evidence(tm
         assert usable.omitted == ["balance"]
 
 
+def test_an_omitted_tool_that_still_disagrees_does_not_repeat_the_replay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    omissions: list[list[str]] = []
+
+    def omit_nothing(data: dict[str, Any], names: list[str]) -> dict[str, Any]:
+        omissions.append(names)
+        assert len(omissions) < 20
+        return data
+
+    with context_with_chain(tmp_path, ACME) as context:
+        for number in range(7):
+            save_payment(context, number, balance=9 if number < 2 else 5)
+        monkeypatch.setattr("traced.pipeline.world.without_tools", omit_nothing)
+        world = asyncio.run(make_world(context))
+    assert [item.tool for item in world.omitted] == ["balance"]
+
+
 def test_a_tool_that_held_out_calls_refute_is_not_used_and_its_answers_stay_in_the_figures(tmp_path: Path) -> None:
     wrong = [CallAgreement(str(n), "pay", True, True, False, 0.0, True, False, False) for n in range(20)]
     rows = tool_agreements([*wrong, CallAgreement("1", "prices", False, True, True, 1.0, True, False, False)])

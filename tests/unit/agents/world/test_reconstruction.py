@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from agents.transcript import Transcript
-from agents.world.reconstruction import world_data, world_source
+from agents.world.reconstruction import without_tools, world_data, world_source
 from agents.world.runtime import NOT_RECORDED, World, is_linked
 from tests.unit.agents.world.targets import (
     Library,
@@ -165,6 +165,30 @@ def test_a_write_that_reverses_bookings_and_sets_a_field_is_answered_for_any_kno
     for tool, arguments in (lookup, cancellation, lookup):
         assert world.call(tool, arguments) == target.call(tool, arguments)
     assert world.call("cancel", {"invoice": "I7"}) == NOT_RECORDED
+
+
+class Shop:
+    """Orders; a cancellation answers with the whole new record."""
+
+    def __init__(self) -> None:
+        self.order: dict[str, Any] = {"status": "open", "refund": None}
+
+    def call(self, tool: str, arguments: dict[str, Any]) -> str:
+        """Return a tool's answer."""
+        if tool == "cancel_order":
+            self.order |= {"status": "cancelled", "refund": arguments["order"]}
+        return json.dumps({"order": arguments["order"], **self.order})
+
+
+def test_a_write_does_not_reveal_the_record_of_an_omitted_read() -> None:
+    calls = [[(tool, {"order": f"W{n}"}) for tool in ("get_order", "cancel_order", "get_order")] for n in range(3)]
+    transcripts = [conversation(Shop, n, entry) for n, entry in enumerate(calls)]
+    data = world_data(transcripts, [transcript.trajectory_id for transcript in transcripts])
+    data["effects"]["cancel_order"]["get_order"] = "replaced"
+    world = World(without_tools(data, ["get_order"]))
+    assert [world.call(tool, arguments) == NOT_RECORDED for tool, arguments in calls[0]] == [True, False, True]
+    data["effects"]["cancel_order"]["get_order"] = "unchanged"
+    assert without_tools(data, ["get_order"])["effects"] == data["effects"]
 
 
 def test_answers_that_are_no_json_are_looked_up(warehouse: World) -> None:
