@@ -339,9 +339,11 @@ def without_tools(data: Data, tools: Collection[str]) -> Data:
     """
     omitted = {*tools, *data.get("omitted", [])}
     reduced = {**data, "omitted": sorted(omitted)}
-    for part in ("derived", "indexes", "errors", "constants", "computed"):
+    for part in ("indexes", "errors", "constants", "computed"):
         reduced[part] = {tool: entry for tool, entry in data[part].items() if tool not in omitted}
     reduced["calls"] = {tool: {} if tool in omitted else entries for tool, entries in data["calls"].items()}
+    # Records that only an omitted tool's answers show are no longer known.
+    reduced["derived"] = _derived(reduced, set(data["calls"]) - set(data["writes"]))
     # A write that answers with an omitted read's record, or changes it, would otherwise determine that record.
     reduced["effects"] = {
         write: {tool: None if tool in omitted and effect != UNCHANGED else effect for tool, effect in effects.items()}

@@ -123,7 +123,7 @@ def rule_value(rule: Rule, old: Any, arguments: Data, answer: Any) -> Any:
     Args:
         rule: ["same"], ["constant", value], ["argument", path], ["answer", path], ["append", source, path],
             ["extend", source, path], ["remove", source, path], ["add", path], ["subtract", path] or ["reverse"], which
-            appends a list's own entries with negated numbers; a source is "argument" or "answer".
+            appends a list's own entries with negated numbers unless they are there already; a source is "argument" or "answer".
         old: The field's value before the write, ``UNKNOWN`` if the record had no such field.
     """
     kind = rule[0]
@@ -139,7 +139,9 @@ def rule_value(rule: Rule, old: Any, arguments: Data, answer: Any) -> Any:
             return UNKNOWN
         return old + amount if kind == "add" else old - amount
     if kind == "reverse":
-        return [*old, *_negated(old)] if isinstance(old, list) else UNKNOWN
+        if not isinstance(old, list) or (old and all(entry in old for entry in _negated(old))):
+            return UNKNOWN
+        return [*old, *_negated(old)]
     part = at_path(arguments if rule[1] == "argument" else answer, rule[2])
     if part is UNKNOWN or not isinstance(old, list):
         return UNKNOWN

@@ -167,6 +167,16 @@ def test_a_write_that_reverses_bookings_and_sets_a_field_is_answered_for_any_kno
     assert world.call("cancel", {"invoice": "I7"}) == NOT_RECORDED
 
 
+def test_bookings_are_reversed_once() -> None:
+    transcripts = [
+        conversation(Ledger, n, [(tool, {"invoice": f"I{n}"}) for tool in ("get_invoice", "cancel")]) for n in (1, 2, 3)
+    ]
+    lookup = [("get_invoice", {"invoice": "I0"})]
+    world = world_of([*transcripts, conversation(Ledger, 4, lookup)])
+    assert world.call("cancel", {"invoice": "I0"}) != NOT_RECORDED
+    assert world.call("cancel", {"invoice": "I0"}) == NOT_RECORDED
+
+
 class Shop:
     """Orders; a cancellation answers with the whole new record."""
 
@@ -189,6 +199,15 @@ def test_a_write_does_not_reveal_the_record_of_an_omitted_read() -> None:
     assert [world.call(tool, arguments) == NOT_RECORDED for tool, arguments in calls[0]] == [True, False, True]
     data["effects"]["cancel_order"]["get_order"] = "unchanged"
     assert without_tools(data, ["get_order"])["effects"] == data["effects"]
+
+
+def test_records_that_only_an_omitted_tool_shows_are_not_known() -> None:
+    transcripts = [*library_conversations(), *_with_shelf(1)]
+    data = world_data(transcripts, [transcript.trajectory_id for transcript in transcripts])
+    assert World(without_tools(data, [])).call("get_book", {"book_id": "b6"}) != NOT_RECORDED
+    world = World(without_tools(data, ["shelf"]))
+    assert world.call("get_book", {"book_id": "b6"}) == NOT_RECORDED
+    assert world.call("get_book", {"book_id": "b1"}) == Library().call("get_book", {"book_id": "b1"})
 
 
 def test_answers_that_are_no_json_are_looked_up(warehouse: World) -> None:
