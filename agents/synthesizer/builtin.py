@@ -68,6 +68,17 @@ class WorldData:
         """The tools that the world does not answer, in alphabetical order."""
         return list(self.data.get("omitted", []))
 
+    @property
+    def has_records(self) -> bool:
+        """Whether a read of the world has an answer before any write."""
+        reads = [calls for tool, calls in self.data["calls"].items() if tool not in self.data["writes"]]
+        return any(
+            not history and not failed
+            for calls in reads
+            for entries in calls.values()
+            for history, _, failed in entries
+        )
+
     def encoded(self) -> str:
         """Return the data without the tools' schemas, compressed, as text."""
         data = {key: value for key, value in self.data.items() if key != "tools"}

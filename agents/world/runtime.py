@@ -123,7 +123,7 @@ def rule_value(rule: Rule, old: Any, arguments: Data, answer: Any) -> Any:
     Args:
         rule: ["same"], ["constant", value], ["argument", path], ["answer", path], ["append", source, path],
             ["extend", source, path], ["remove", source, path], ["add", path], ["subtract", path] or ["reverse"], which
-            appends a list's own entries with negated numbers unless they are there already; a source is "argument" or "answer".
+            appends a list's own entries with negated numbers unless they are there; a source is "argument" or "answer".
         old: The field's value before the write, ``UNKNOWN`` if the record had no such field.
     """
     kind = rule[0]

@@ -241,6 +241,8 @@ async def write(context: Context, capability: str, attempt: int, stage: RunningS
         async with connected(context.settings, ledger, budget) as model:
             context_tokens = model.endpoint.context_tokens
             target_world = await usable_world(context)
+            if target_world is not None and not target_world.has_records:
+                target_world = None  # a file could draw nothing from it
             first_dialogue = await asyncio.to_thread(_first_dialogue, context, capability, context_tokens, target_world)
             dialogue = first_dialogue.messages
             if first_dialogue.omitted:

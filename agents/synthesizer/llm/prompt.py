@@ -353,7 +353,11 @@ def _delimited(name: str, text: str) -> str:
 
 def _world_parts(target_world: WorldData) -> list[str]:
     records = _delimited("records", world_text(target_world.data))
-    return ["# The target: its world", _prompt_text("world"), records]
+    parts = ["# The target: its world", _prompt_text("world"), records]
+    if target_world.omitted:
+        names = _delimited("omitted tools", json.dumps(target_world.omitted, ensure_ascii=False))
+        parts.append(f"The world answers no call of these tools; a scenario's solution needs none of them:\n\n{names}")
+    return parts
 
 
 def _answer_text(rules: Rules) -> str:

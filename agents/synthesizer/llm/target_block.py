@@ -87,7 +87,7 @@ def with_target(source: str, target: Target) -> str:
     used_names = {node.id for node in names if isinstance(node.ctx, ast.Load)} - _bound_names(tree)
     parts = []
     if POLICIES in used_names:
-        parts.append(f"{POLICIES} = {json.dumps(list(target.policies), indent=4)}")
+        parts.append(f"{POLICIES} = _json.loads(r'''\n{_raw(target.policies)}\n''')")
     if TOOLS in used_names:
         parts.append(f"{TOOLS} = _json.loads(r'''\n{_raw(target.tools)}\n''')")
     if target.world is not None and WORLD_CLASS in used_names:
@@ -155,7 +155,7 @@ def _arguments(tools: Iterable[Tool]) -> dict[str, list[list[str] | None]]:
     schemas = {str(tool_function(tool).get("name", "")): tool_function(tool).get("parameters") for tool in tools}
     return {
         name: [
-            [str(argument) for argument in schema.get("required") or []],
+            [str(argument) for argument in required] if isinstance(required := schema.get("required"), list) else [],
             list(map(str, schema["properties"])) if isinstance(schema.get("properties"), dict) else None,
         ]
         for name, schema in schemas.items()
@@ -173,7 +173,8 @@ def _world_section(world: WorldData, tools: Iterable[Tool]) -> str:
         f"_ARGUMENTS = json.loads({json.dumps(json.dumps(_arguments(tools)))})\n{_WORLD_CLASS}"
     )
     return (
-        f"WORLD = {json.dumps(world.digest)}\n\n\ndef _world():\n{textwrap.indent(body, '    ')}\n\n"
+        f"WORLD = {json.dumps(world.digest)}\nWORLD_OMITS = {json.dumps(world.omitted)}\n\n\n"
+        f"def _world():\n{textwrap.indent(body, '    ')}\n\n"
         f"{WORLD_CLASS} = _world()"
     )
 

@@ -36,6 +36,8 @@ from sandbox.admission.report import requirements
 from sandbox.admission.static_analysis import MAX_BYTES, MODULES
 from store.types import Capability, Label, Outcome, Trajectory, Verdict
 from tests.unit.agents.synthesis.conversations import call, conversation, order, say, user
+from tests.unit.agents.synthesis.test_world_scenarios import of_world, reduced
+from tests.unit.agents.synthesis.test_world_scenarios import shop as orders
 from traced.targets.desk import Desk, demonstrate
 from traced.targets.desk.truth import truth
 
@@ -340,3 +342,12 @@ def test_hidden_information_of_the_desk_is_in_no_prompt(seed: int) -> None:
     text = joined_text(request_messages(target, [trajectory], values, RULES))
     assert delimited_texts
     assert {name for name in known_items - observed if re.search(rf"\b{name}\b", text)} == set()
+
+
+def test_the_tools_that_the_world_omits_are_named() -> None:
+    world = of_world(orders())
+    texts = [
+        request_messages(CAPABILITY, talks(), labels(), RULES, target_world=target_world)[1].text
+        for target_world in (world, reduced(world, "cancel_order"))
+    ]
+    assert ["answers no call of these tools" in text and '["cancel_order"]' in text for text in texts] == [False, True]

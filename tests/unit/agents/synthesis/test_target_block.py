@@ -14,10 +14,10 @@ from agents.synthesizer.llm.target_block import (
 )
 from agents.synthesizer.llm.world_summary import world_text
 from sandbox.admission.static_analysis import inspect_source
-from sandbox.admission.world import world_of
+from sandbox.admission.world import omitted_tools, world_of
 from store.types import Trajectory
 from tests.unit.agents.synthesis.conversations import call
-from tests.unit.agents.synthesis.test_world_scenarios import of_world
+from tests.unit.agents.synthesis.test_world_scenarios import of_world, reduced
 from tests.unit.agents.synthesis.test_world_scenarios import shop as orders
 
 POLICY = "It's a \"policy\" with ''' and \\ in it."
@@ -69,6 +69,30 @@ def test_the_file_gets_what_it_uses_and_is_accepted(names: dict[str, Any]) -> No
     assert names["Environment"].tools == target().tools
     assert len(names["ORDERS"]) == 13
     assert json.loads(names["ORDERS"][0][1])["order_id"] == names["ORDERS"][0][0]["order_id"]
+
+
+def test_the_file_names_the_tools_that_its_world_omits() -> None:
+    world = reduced(of_world(shop()), "pay_order")
+    source = with_target(FILE, Target([POLICY], [], world))
+    assert omitted_tools(source) == {"pay_order"}
+    assert inspect_source(source)[0], inspect_source(source)[1]
+
+
+def test_a_world_without_answered_reads_has_no_records() -> None:
+    world = of_world(shop())
+    assert world.has_records
+    assert reduced(world, "cancel_order").has_records
+    assert not reduced(world, "get_order").has_records
+
+
+def test_any_policy_and_schema_can_stand_above_a_file() -> None:
+    policies = [POLICY, "Smile \N{GRINNING FACE} at \N{LINE SEPARATOR} all."]
+    function = {"name": "get_order", "parameters": {"required": True, "properties": {"order_id": {}}}}
+    source = with_target(FILE, Target(policies, [{"type": "function", "function": function}], of_world(shop())))
+    values: dict[str, Any] = {}
+    exec(compile(source, "environment.py", "exec"), values)
+    assert values["TARGET_POLICIES"] == policies
+    assert values["TargetWorld"]().reply("get_order", {"order_id": "W9876"}) is not None
 
 
 def test_the_model_sees_its_file_and_its_line_numbers() -> None:
