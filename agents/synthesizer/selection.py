@@ -66,7 +66,7 @@ def strata(
         lacking_openings: openings of failures that lacked the capability.
         balanced: give acting and refusing the weights that the module describes.
         fixed: positions of the templates that seeds hardly vary; together they have at most ``FIXED_SHARE`` of the
-            weight if there are others.
+            weight if there are others, except where acting and refusing are balanced.
     """
     groups: dict[str, list[int]] = defaultdict(list)
     for position, template in enumerate(templates):
@@ -76,16 +76,17 @@ def strata(
     total_weight = sum(row.weight for row in needing_rows)
     for row, share in zip(needing_rows, _lacking_shares(needing_rows, templates, lacking_openings), strict=True):
         row.weight = 0.4 * row.weight / total_weight + 0.6 * share
+    _bound_share([row for row in needing_rows if row.kind.endswith(_FIXED)], needing_rows)
     if balanced:
         _raise_share([row for row in needing_rows if row.kind.startswith("act:")], needing_rows)
         _raise_share([row for row in needing_rows if row.kind.startswith("answer:")], needing_rows)
         _balance(needing_rows, templates)
     controls = [row for row in rows if row not in needing_rows]
     if controls:
+        _bound_share([row for row in controls if row.kind.endswith(_FIXED)], controls)
         factor = CONTROL_SHARE / (1 - CONTROL_SHARE) * _total(needing_rows) / _total(controls)
         for row in controls:
             row.weight *= factor
-    _bound_share([row for row in rows if row.kind.endswith(_FIXED)], rows)
     return rows
 
 

@@ -219,3 +219,13 @@ def test_templates_that_no_seed_varies_have_a_small_share() -> None:
     assert {tuple(row.templates) for row in rows} == {(0, 1), (2,), (3,)}
     # Where nothing varies, nothing is lowered.
     assert sum(row.weight for row in strata(drafts[:3], [], balanced=False, fixed={0, 1, 2})) == pytest.approx(1.0)
+
+
+def test_acting_and_refusing_are_balanced_where_no_seed_varies_refusing() -> None:
+    def draft(kind: str, number: int) -> dict[str, Any]:
+        step = {"calls": [{"tool": "cancel_order" if kind == "write" else "get_order", "kind": kind}]}
+        return {"control": False, "steps": [step], "opening": [f"Please cancel order {number}."]}
+
+    drafts = [draft("write", 1), draft("write", 2), draft("read", 3), draft("read", 4)]
+    acting, refusing = strata(drafts, [], balanced=True, fixed={2, 3})
+    assert acting.weight == pytest.approx(refusing.weight)
