@@ -176,7 +176,7 @@ def _in_sequence(calls: list[RecordedCall], earlier_text: str) -> list[list[Reco
     for call in calls:
         values = [str(value) for _, value in leaves(call["args"], ()) if _is_code(value)]
         unknown = [value for value in values if not has_word(earlier_text, value)]
-        answers = json.dumps([other["result"] for other in groups[-1]]) if groups else ""
+        answers = " ".join(_result_text(other) for other in groups[-1]) if groups else ""
         if not groups or any(has_word(answers, value) for value in unknown):
             groups.append([])
         groups[-1].append(call)
@@ -194,8 +194,13 @@ def _uses_unrevealed_code(texts: list[str], steps: list[Step], corpus: Corpus) -
             identifiers = [value for _, value in leaves(call["args"], ()) if is_identifier(value)]
             if not all(any(has_word(text, value) for text in known_texts) for value in identifiers):
                 return True
-        known_texts += [step.get("reply", ""), *(json.dumps(call["result"]) for call in step["calls"])]
+        known_texts += [step.get("reply", ""), *(_result_text(call) for call in step["calls"])]
     return False
+
+
+def _result_text(call: RecordedCall) -> str:
+    result = call["result"]
+    return result if isinstance(result, str) else json.dumps(result, ensure_ascii=False)
 
 
 def _is_code(value: object) -> bool:

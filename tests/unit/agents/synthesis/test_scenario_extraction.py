@@ -203,3 +203,12 @@ def test_compounds_join_two_requests_of_one_customer_as_users_do() -> None:
             word.strip(".") for word in template["opening"][0].split() if word.startswith("C") and word[1:2].isdigit()
         }
         assert len(customers) == 1
+
+
+@pytest.mark.parametrize("result", ["Orders:\nW1234\nW5678", '{"order":"\N{NUMERO SIGN}W1234"}'])
+def test_a_code_after_a_line_end_or_another_sign_in_an_answer_is_known(result: Any) -> None:
+    search, cancellation = call("find_orders", result), call("cancel_order", {"ok": True}, "c2", order_id="W1234")
+    one_by_one = conversation("t", user("Please cancel my order."), search, cancellation, say("It is cancelled."))
+    together = conversation("t", user("Please cancel it."), at_once(search, cancellation), say("It is cancelled."))
+    for row in (one_by_one, together):
+        assert [len(step["calls"]) for step in template_of(row)["steps"]] == [1, 1, 0]
