@@ -1,9 +1,9 @@
 """How well a world answers recorded calls, by tool, with intervals: plain types for the command and the report.
 
 "held out": calls of conversations that are held out. "left out": calls of train conversations, each on a world that was
-made without the conversations of its task. A tool whose answers disagree is omitted: the world does not answer it. Only
-"left out" calls decide that, so that "held out" ones prove the world. The "left out" figures of a world are therefore
-better than those of other calls would be.
+made without the conversations of its task. A tool whose "left out" answers disagree is omitted: the world does not answer
+it. The "left out" figures of a world are therefore better than those of other calls would be. The "held out" figures
+prove the world as it was made; a tool that these calls refute is omitted from later environments only.
 """
 
 from collections.abc import Callable, Collection, Iterable, Sequence
