@@ -1,8 +1,8 @@
 """How well a world answers recorded calls, by tool, with intervals: plain types for the command and the report.
 
 "held out": calls of conversations that are held out. "left out": calls of train conversations, each on a world that was
-made without the conversations of its task. A tool whose "left out" answers disagree is omitted: the world does not answer
-it. The "left out" figures of a world are therefore better than those of other calls would be. The "held out" figures
+made without the conversations of its task. A tool whose "left out" answers disagree is omitted: the world does not
+answer it. A world's "left out" figures are therefore better than those of other calls would be. The "held out" ones
 prove the world as it was made; a tool that these calls refute is omitted from later environments only.
 """
 

@@ -227,5 +227,5 @@ def test_acting_and_refusing_are_balanced_where_no_seed_varies_refusing() -> Non
         return {"control": False, "steps": [step], "opening": [f"Please cancel order {number}."]}
 
     drafts = [draft("write", 1), draft("write", 2), draft("read", 3), draft("read", 4)]
-    acting, refusing = strata(drafts, [], balanced=True, fixed={2, 3})
-    assert acting.weight == pytest.approx(refusing.weight)
+    writing_row, reading_row = strata(drafts, [], balanced=True, fixed={2, 3})
+    assert writing_row.weight == pytest.approx(reading_row.weight)
