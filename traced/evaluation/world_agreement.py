@@ -3,7 +3,7 @@
 "held out": calls of conversations that are held out. "left out": calls of train conversations, each on a world that was
 made without the conversations of its task. A tool whose "left out" answers disagree is omitted: the world does not
 answer it. A world's "left out" figures are therefore better than those of other calls would be. The "held out" ones
-prove the world as it was made; a tool that these calls refute is omitted from later environments only.
+prove the world as it was made; a tool that these calls refute is omitted from the environments only.
 """
 
 from collections.abc import Callable, Collection, Iterable, Sequence

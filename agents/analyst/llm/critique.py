@@ -168,8 +168,8 @@ async def _ask(prompter: Prompter, pack: Pack, names: Sequence[str]) -> Critique
 
 
 def _solved_names(pack: Pack) -> list[str]:
-    """Return the short ids of the conversations that solved the task of the failures."""
-    return pack.with_outcome(Outcome.SUCCESS) if pack.of_one_task else []
+    """Return the short ids of the solved conversations, which are of the failures' task: other packs have none."""
+    return pack.with_outcome(Outcome.SUCCESS)
 
 
 def _join(names: Sequence[str]) -> str:

@@ -36,7 +36,7 @@ class TargetWorld(World):
     def reply(self, tool, arguments):
         """Return the answer and whether it is an error; None: not recorded, and then the call changes nothing.
 
-        A call that does not fit the schema of its tool was never recorded.
+        A call that does not fit the schema of its tool is not answered, even if one like it was recorded.
         """
         required, names = _ARGUMENTS.get(tool, ([], None))
         if not isinstance(arguments, dict) or not set(required) <= set(arguments):

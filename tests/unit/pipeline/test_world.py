@@ -11,6 +11,7 @@ import pytest
 from agents.world.agreement import CallAgreement
 from agents.world.reconstruction import read_data
 from agents.world.runtime import NOT_RECORDED, World
+from sandbox.errors import SandboxError
 from store.repositories.environments import get_source
 from store.repositories.trajectories import save_trajectories
 from store.types import EndCause, Outcome, Trajectory
@@ -139,6 +140,21 @@ def test_a_tool_that_held_out_calls_refute_is_not_used_and_its_answers_stay_in_t
         assert state.call("pay", {"till": "t1"}) == NOT_RECORDED
         # The payment may have been made.
         assert state.call("balance", {"till": "t1"}) == NOT_RECORDED
+
+
+def test_without_docker_environments_stand_on_the_world_as_it_was_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def without_docker(context: Context) -> None:
+        raise SandboxError("Docker cannot be used")
+
+    monkeypatch.setattr("traced.pipeline.admit.prove_world", without_docker)
+    with context_with_chain(tmp_path, ACME) as context:
+        for number in range(3):
+            save(context, number, f"b{number}", TRAIN)
+        usable = asyncio.run(usable_world(context))
+        assert usable is not None
+        assert usable.digest == asyncio.run(make_world(context)).digest
 
 
 def _world(context: Context) -> tuple[str, str, tuple[str, ...]]:

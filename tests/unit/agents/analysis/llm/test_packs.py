@@ -90,8 +90,12 @@ def test_conversations_of_tasks_that_were_tried_once_share_a_question_if_their_p
     packs = make_packs(prompter(), trajectories, 0)
     assert sorted(len(pack.subjects) for pack in packs.labels) == [1, 1, 3]
     assert [len(pack.failed_subjects) for pack in packs.critiques] == [3]
-    single = single_pack(prompter(), packs.critiques[0], "t2")
-    assert [item.id for item in single.conversations.values()] == [packs.critiques[0].conversations["t2"].id]
+    (largest,) = (pack for pack in packs.labels if len(pack.subjects) == 3)
+    for pack in (packs.critiques[0], largest):
+        for name in pack.failed_subjects:
+            # A success of another task is no solved twin.
+            single = single_pack(prompter(), pack, name)
+            assert [item.id for item in single.conversations.values()] == [pack.conversations[name].id]
 
 
 def test_neither_text_nor_order_tells_ids_or_outcomes() -> None:
