@@ -326,7 +326,7 @@ class PromotionEntry:
 
 @dataclass(frozen=True)
 class RoutingChoice:
-    """The router's choice of a model for a test conversation, with the log-prob (nats) of each option."""
+    """The router's choice of a model for a played conversation, with the log-prob (nats) of each option."""
 
     trajectory_id: str
     model: str

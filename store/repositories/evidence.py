@@ -1,7 +1,7 @@
 """The evidence chain of an adapter version, from the analysed trajectories to its promotions and traffic."""
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from sqlmodel import Session
@@ -21,24 +21,26 @@ from store.records import (
 )
 from store.repositories.adapters import get_adapter, get_training_run, list_iterations
 from store.repositories.capabilities import get_capability, list_findings, list_labels
-from store.repositories.cycles import get_cycle
+from store.repositories.cycles import get_cycle, list_stage_events
 from store.repositories.environments import get_environment, list_admissions
 from store.repositories.llm_replies import list_citations, list_faults
 from store.repositories.promotions import list_approvals, list_gates, list_promotions
-from store.repositories.serving import count_routed
+from store.repositories.serving import answering_models, count_routed
 from store.repositories.traffic import ModelTraffic, model_traffic
 from store.repositories.trajectories import TrajectoryFilter, get_trajectories, message_lengths
 from store.types import Capability, Label, Outcome, Trajectory, Verdict
 
 BASE = "base"  # name of the base model in episodes
+# The event of a cycle that records what was live when it began, and the model of the live system's episodes.
+INCUMBENT = "incumbent"
 
 
 @dataclass(frozen=True)
 class TrajectoryEvidence:
     """An analysed trajectory with the labels of the capability.
 
-    ``verdicts`` maps labelling run to verdict; ``cited`` has the sorted indices of the deciding messages;
-    ``production`` is true if no cycle recorded the trajectory.
+    ``model`` is the one that answered; ``verdicts`` maps labelling run to verdict; ``cited`` has the sorted indices of
+    the deciding messages; ``production`` is true if no cycle recorded the trajectory.
     """
 
     id: str
@@ -141,7 +143,7 @@ def evidence_chain(session: Session, adapter: str) -> EvidenceChain:
     return EvidenceChain(
         adapter=version,
         cycle=cycle,
-        trajectories=_trajectory_evidence(trajectories, labels),
+        trajectories=_trajectory_evidence(trajectories, labels, answering_models(session, trajectories)),
         labels=_label_counts(trajectories, labels),
         capability=get_capability(session, cycle_id, capability),
         citations=list_citations(session, cycle_id, capability=capability),
@@ -161,14 +163,33 @@ def evidence_chain(session: Session, adapter: str) -> EvidenceChain:
     )
 
 
+def candidate_model(adapter: str) -> str:
+    """Return the model of the episodes of the live system with an adapter version."""
+    return f"{INCUMBENT} with {adapter}"
+
+
+def gate_models(session: Session, version: AdapterVersion) -> tuple[str, str]:
+    """Return the models of the two sides of a version's gate, the baseline first.
+
+    They are the base model and the version; in a cycle with live adapters, the live system without and with it.
+    """
+    for event in list_stage_events(session, version.cycle_id):
+        if event.stage == INCUMBENT and event.detail["composition"]["models"]:
+            return INCUMBENT, candidate_model(version.name)
+    return BASE, version.name
+
+
 def gate_lengths(session: Session, version: AdapterVersion, cycle: Cycle) -> MessageLengths | None:
     """Return the lengths of messages in the gate's episodes on the target; None if one side has no token ids there."""
     criteria = TrajectoryFilter(source=cycle.target, split="gate", cycle_id=cycle.id)
-    by_model = message_lengths(session, criteria, [BASE, version.name])
-    return MessageLengths(by_model[BASE], by_model[version.name]) if len(by_model) == 2 else None
+    baseline, candidate = gate_models(session, version)
+    by_model = message_lengths(session, criteria, [baseline, candidate])
+    return MessageLengths(by_model[baseline], by_model[candidate]) if len(by_model) == 2 else None
 
 
-def _trajectory_evidence(trajectories: Iterable[Trajectory], labels: Iterable[Label]) -> list[TrajectoryEvidence]:
+def _trajectory_evidence(
+    trajectories: Iterable[Trajectory], labels: Iterable[Label], models: Mapping[str, str]
+) -> list[TrajectoryEvidence]:
     verdicts: dict[str, dict[int, Verdict]] = {}
     cited_messages: dict[str, set[int]] = {}
     for label in labels:
@@ -182,7 +203,7 @@ def _trajectory_evidence(trajectories: Iterable[Trajectory], labels: Iterable[La
             t.split,
             t.task_id,
             t.trial,
-            t.model,
+            models[t.id],
             t.outcome,
             verdicts[t.id],
             sorted(cited_messages.get(t.id, ())),

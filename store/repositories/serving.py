@@ -18,7 +18,7 @@ from store.errors import NotFound, StoreConflict
 from store.records import ConversationRoute, Exchange, Feedback, RouterKey, RoutingChoice
 from store.service_tables import ConversationRow, CustomerKeyRow, ExchangeRow, FeedbackRow, RouterKeyRow
 from store.tables import RoutingRow, TrajectoryRow
-from store.types import JsonObject, Outcome
+from store.types import JsonObject, Outcome, Trajectory
 
 # Prefix of the ids of exchanges that the router recorded; exchanges reported by OpenTelemetry spans have other ids.
 EXCHANGE_PREFIX = "exchange-"
@@ -242,7 +242,7 @@ def customer_key(session: Session, new_key: str) -> str:
 
 
 def save_routing(session: Session, choices: Iterable[RoutingChoice]) -> None:
-    """Store routing choices of test conversations; their trajectories must be stored first."""
+    """Store routing choices of played conversations; their trajectories must be stored first."""
     insert_new(session, RoutingRow, [asdict(choice) for choice in choices])
 
 
@@ -256,7 +256,17 @@ def list_routing(session: Session, *, cycle_id: str | None = None) -> list[Routi
 
 def count_routed(session: Session) -> dict[str, int]:
     """Return the number of test conversations routed to each model, by model."""
-    return dict(session.exec(select(RoutingRow.model, func.count()).group_by(col(RoutingRow.model))).all())
+    query = select(RoutingRow.model, func.count()).join(TrajectoryRow).where(TrajectoryRow.split == "test")
+    return dict(session.exec(query.group_by(col(RoutingRow.model))).all())
+
+
+def answering_models(session: Session, trajectories: Sequence[Trajectory]) -> dict[str, str]:
+    """Return the model that answered each trajectory: the one that it was routed to, else the model of the episode."""
+    models = {trajectory.id: trajectory.model for trajectory in trajectories}
+    for batch in batches(list(models)):
+        query = select(RoutingRow.trajectory_id, RoutingRow.model).where(col(RoutingRow.trajectory_id).in_(batch))
+        models |= dict(session.exec(query).all())
+    return models
 
 
 def _compress(body: JsonObject | None) -> bytes | None:

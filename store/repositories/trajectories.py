@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import ColumnElement, delete, exists, not_, tuple_, update
+from sqlalchemy import ColumnElement, delete, exists, not_, or_, tuple_, update
 from sqlalchemy import select as columns
 from sqlmodel import Session, col, func, select
 from sqlmodel.sql.expression import SelectOfScalar
@@ -286,10 +286,15 @@ def in_cycle(column: Any) -> Any:
     return column + ""
 
 
-def newest_judged_ids(session: Session, source: str, model: str, *, limit: int) -> list[str]:
-    """Return ids of judged, reported trajectories of a source in which only ``model`` answered.
+def newest_judged_ids(
+    session: Session, source: str, models: Collection[str], *, limit: int, start: datetime | None = None
+) -> list[str]:
+    """Return ids of judged, reported trajectories of a source in which only ``models`` answered.
 
     They are ordered by their last exchange, newest first; trajectories without exchanges come last.
+
+    Args:
+        start: Only those that began at this time or later; trajectories without a time are left out then.
     """
     if limit == 0:
         return []
@@ -300,9 +305,12 @@ def newest_judged_ids(session: Session, source: str, model: str, *, limit: int) 
         col(TrajectoryRow.outcome).in_(JUDGED_OUTCOMES),
         col(TrajectoryRow.cycle_id).is_(None),
         TrajectoryRow.split == "",
-        TrajectoryRow.model == model,
-        not_(exists().where(is_part, col(ExchangeRow.model) != model)),
+        col(TrajectoryRow.model).in_(models),
+        TrajectoryRow.end_cause != EndCause.SHADOW.value,
+        not_(exists().where(is_part, col(ExchangeRow.model).not_in(models))),
     )
+    if start is not None:
+        query = query.where(col(TrajectoryRow.started_at) >= start)
     order = (last.desc().nulls_last(), col(TrajectoryRow.id))
     return list(session.exec(query.order_by(*order).limit(limit)))
 
@@ -317,15 +325,24 @@ class JudgedRow:
     outcome: Outcome
 
 
-def judged_in_split(session: Session, source: str, split: str) -> list[JudgedRow]:
-    """Return the judged trajectories of a split of a source that no adapter answered, in order of the ids."""
+def judged_in_split(
+    session: Session, source: str, split: str, *, adapters: Collection[str] = (), start: datetime | None = None
+) -> list[JudgedRow]:
+    """Return the judged trajectories of a split of a source, in order of the ids.
+
+    Args:
+        adapters: The adapter versions whose trajectories are included; those of others are left out.
+        start: As in ``newest_judged_ids``.
+    """
     query = select(TrajectoryRow.id, TrajectoryRow.toolset_hash, TrajectoryRow.started_at, TrajectoryRow.outcome).where(
         TrajectoryRow.source == source,
         TrajectoryRow.split == split,
         col(TrajectoryRow.outcome).in_(JUDGED_OUTCOMES),
-        col(TrajectoryRow.model).not_like("%@v%"),
+        or_(col(TrajectoryRow.model).not_like("%@v%"), col(TrajectoryRow.model).in_(adapters)),
         TrajectoryRow.end_cause != EndCause.SHADOW.value,
     )
+    if start is not None:
+        query = query.where(col(TrajectoryRow.started_at) >= start)
     rows = session.exec(query.order_by(col(TrajectoryRow.id)))
     return [JudgedRow(key, toolset, started_at, Outcome(outcome)) for key, toolset, started_at, outcome in rows]
 

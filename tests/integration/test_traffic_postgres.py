@@ -58,7 +58,7 @@ def fill(store: Engine) -> None:
 def read_traffic(store: Engine, url: str) -> tuple[RouterStatus, list[str], list[str], ModelTraffic, tuple[int, int]]:
     stands = store_status(url, NOW)
     with read_session(store) as session:
-        newest_ids = newest_judged_ids(session, "desk", "base", limit=3)
+        newest_ids = newest_judged_ids(session, "desk", ["base"], limit=3)
         return stands.router, stands.fitting, newest_ids, model_traffic(session, "base"), count_labelled(session, "c1")
 
 

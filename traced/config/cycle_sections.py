@@ -20,13 +20,18 @@ KEY_LIKE_LENGTH = 20
 
 
 class CollectSection(Section):
-    """Episodes of the base model on the train split of the target, the input of the analysis."""
+    """Episodes of the live system on the train split of the target, the input of the analysis."""
 
     episodes: Positive = Field(default=400, description="episodes to record")
     temperature: Temperature = Field(default=1.0, description="sampling temperature")
     concurrency: Positive = Field(default=64, description="concurrent episodes; a target may allow fewer")
     max_turns: Positive = Field(
         default=16, description="assistant messages after which an episode ends; a target's own limit comes first"
+    )
+    base_share: Share = Field(
+        default=0.2,
+        description="share of the episodes that the base model plays once adapters are live: tasks of an earlier cycle "
+        "again, which shows whether the target has changed",
     )
 
 

@@ -245,12 +245,14 @@ class CycleLoop:
         """Raise ``StageError`` if a cycle of a recorded target has to wait for more conversations."""
         from traced.pipeline.collect import check_conversations  # as ``_quick_checks``
         from traced.pipeline.constant_customer import split_without_constant_customer
+        from traced.pipeline.incumbent import current_incumbent
 
         target = conversation_target(settings)
         if target.is_recorded:
             split_without_constant_customer(self.store, target)
             with read_session(self.store) as session:
-                check_conversations(session, target.name)
+                incumbent = current_incumbent(session, base_model(settings).name, settings)
+                check_conversations(session, target.name, incumbent)
 
     async def _check_model(self, settings: Settings, drained: "asyncio.Future[Any]") -> bool:
         """Make the checks that load the model, if they are needed; return False if the service drains meanwhile.

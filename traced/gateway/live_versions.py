@@ -11,8 +11,8 @@ import asyncio
 import contextlib
 import hashlib
 import logging
-from collections.abc import Callable, Container, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Container
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from pathlib import Path
 
@@ -40,7 +40,6 @@ from traced.gateway.adapter_files import AdapterFiles
 from traced.gateway.engines import Pool
 from traced.gateway.store_calls import call_store
 from traced.inference.client import BASE
-from traced.inference.errors import RouterFileError
 from traced.registry.adapter_store import ADAPTERS
 from traced.routing.composition import (
     MERGED,
@@ -50,8 +49,8 @@ from traced.routing.composition import (
     read_choices,
     serving_composition,
 )
-from traced.routing.hidden_state import HiddenStateClassifier, base_mismatch, read_classifier
-from traced.routing.router_files import capability_of, classifier_file, modification_times, uncovered_versions
+from traced.routing.hidden_state import HiddenStateClassifier, find_classifier
+from traced.routing.router_files import capability_of, classifier_file, modification_times
 from traced.routing.routers import Route, adapter_capability, adapter_route
 
 POLL_S = 0.2
@@ -232,7 +231,7 @@ class PromotionFollower:
         # The times are read before the files, so that a file written meanwhile is read again at the next refresh.
         file_times = modification_times(files)
         names = {capability_of(name): name for name in routes}
-        classifier, problem = _classifier(files, names, self.base_digest)
+        classifier, problem = find_classifier(files, names, self.base_digest)
         return LiveVersions(
             seq,
             routes,
@@ -313,27 +312,3 @@ def _trial_position(challenger: str, conversation_id: str) -> float:
 
 def _valid_keys(keys: list[RouterKey]) -> dict[str, RouterKey] | None:
     return {key.hash: key for key in keys if key.revoked_at is None} if keys else None
-
-
-def _classifier(
-    files: Sequence[Path], versions: Mapping[str, str], base_digest: Callable[[], str]
-) -> tuple[HiddenStateClassifier | None, str]:
-    """Return the newest fitted router that covers every capability, its classes renamed to the current versions.
-
-    Without one, the second value is the reason.
-    """
-    for path in files:
-        try:
-            classifier = read_classifier(path)
-        except RouterFileError:
-            continue
-        # A class without a current version keeps its name; ``LiveVersions.current_model`` maps it to the base model.
-        if uncovered_versions(classifier.examples, versions.values()):
-            continue
-        problem = base_mismatch(classifier, base_digest)
-        if problem:
-            log.warning("%s does not decide: %s", path, problem)
-            return None, problem
-        classes = [versions.get(capability_of(model), model) for model in classifier.classes]
-        return replace(classifier, classes=classes), ""
-    return None, "no classifier was fitted for the live adapters together; the next promoting cycle fits one"

@@ -22,9 +22,10 @@ from store.types import Outcome, Trajectory
 from traced.config.settings import Settings
 from traced.core.errors import StageError
 from traced.ingest.file_import import IMPORTED, cycle_of_imports
-from traced.pipeline.collect import JUDGED_ANEW, collected, production
+from traced.pipeline.collect import collected
 from traced.pipeline.context import Context, RunningStage
 from traced.pipeline.findings import AnalysisContext, run_analysis, save_analysis, tasks_of, widest_first
+from traced.pipeline.production import JUDGED_ANEW, production
 
 
 async def analyze(context: Context) -> list[str]:

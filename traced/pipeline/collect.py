@@ -1,41 +1,45 @@
-"""The collection stage, and the selection of production conversations that are analysed together with its episodes.
+"""The collection stage: episodes of the incumbent on the train split of the target.
 
-Selected are judged conversations of the target that the base model answered from beginning to end, newest first, up to
-``analysis.production``. Conversations that cannot be compared with the cycle's episodes are left out and counted by
-reason: other tools, no system message, or no user message after it. No environment is made from production: nobody has
-verified its solutions, and its records belong to people.
+Once adapters are live, the base model plays a share of them (``traced.pipeline.base_check``), which the analysis does
+not see. For a recorded target the stage selects judged conversations that the incumbent answered.
 """
 
 import random
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict
 from itertools import chain
 
 from sqlmodel import Session
 
-from agents.errors import TranscriptError
-from agents.transcript import tool_function, transcript
 from sandbox.errors import harmless
 from store.records import StageState
 from store.repositories.capabilities import labelled_trajectories
 from store.repositories.cycles import list_stage_events
 from store.repositories.trajectories import (
+    JudgedRow,
     TrajectoryFilter,
     count_outcomes,
     get_toolsets,
     get_trajectories,
     judged_in_split,
     list_trajectories,
-    newest_judged_ids,
 )
-from store.types import EndCause, Outcome, Tool, Trajectory
+from store.types import EndCause, Outcome, Trajectory
 from traced.core.errors import StageError
 from traced.evaluation.figures import percent
 from traced.evaluation.intervals import rate
+from traced.pipeline.base_check import BASE_CHECK, Repetition, play_again, repetition_of
 from traced.pipeline.constant_customer import find_constant_customer, split_without_constant_customer
 from traced.pipeline.context import Context, RunningStage
-from traced.pipeline.episodes import BASE, episodes, first_jobs, model_policy, split_jobs, trials_of, trials_text
+from traced.pipeline.episodes import BASE, Player, first_jobs, player_episodes, split_jobs, trials_of, trials_text
+from traced.pipeline.incumbent import (
+    Incumbent,
+    find_incumbent,
+    incumbent_of,
+    incumbent_player,
+    save_answering_models,
+)
 from traced.pipeline.self_check import SELF_CHECK, self_check
 from traced.pipeline.toolsets import (
     MIN_OUTCOMES,
@@ -52,6 +56,7 @@ from traced.targets.registry import Target
 
 OTHER_TOOLSETS, SELECTED, CONSTANT_CUSTOMER = "other tool sets", "trajectories", "constant customer"  # of the detail
 SOME_TOOLS = 3
+REASON_CHARS = 200
 OUTCOME_SOURCES = (
     "outcomes come from feedback (POST /v1/feedback at the router), from rules (outcomes.rules, then traced outcomes "
     'apply), or from a field "reward", "outcome" or "label" of the records of traced import'
@@ -59,20 +64,21 @@ OUTCOME_SOURCES = (
 
 
 async def collect(context: Context) -> list[Trajectory]:
-    """Record ``collect.episodes`` episodes of the base model; stored ones are reused.
+    """Record ``collect.episodes`` episodes of the incumbent; stored ones are reused.
 
     For a recorded target: select so many of its judged conversations that are not held out.
 
     Raises:
         StageError: The recorded target has not enough successes or failures yet.
     """
+    incumbent = incumbent_of(context)
     if context.target.is_recorded:
         return _collect_conversations(context)
-    jobs = collect_jobs(context)
+    repetition = repetition_of(context) if not incumbent.is_base else Repetition()
+    jobs = collect_jobs(context, incumbent, context.settings.collect.episodes - len(repetition.jobs))
     temperature = context.settings.collect.temperature
-    title = f"{collection_title(context.target)}{trials_text(context.target, jobs)}"
-    with context.stage("collect", title, total=len(jobs)) as stage:
-        policy = await model_policy(context, BASE, temperature)
+    title = f"{collection_title(context.target, incumbent)}{trials_text(context.target, jobs)}"
+    with context.stage("collect", title, total=len(jobs) + len(repetition.jobs)) as stage:
         advance, new_episodes = count_successes(stage), 0
 
         def tick(trajectory: Trajectory | None) -> None:
@@ -82,12 +88,18 @@ async def collect(context: Context) -> list[Trajectory]:
 
         async with context.target_source() as source:
             check = await self_check(context.target, context.settings, "train")
-            trajectories = await episodes(context, source, jobs, policy, model=BASE, temperature=temperature, tick=tick)
-        summary = rate(BASE, trajectories)
+            player = await incumbent_player(context) if jobs else Player(BASE)
+            trajectories = await player_episodes(context, source, jobs, player, temperature=temperature, tick=tick)
+            await save_answering_models(context, player, trajectories, temperature)
+            repeated = await play_again(context, source, repetition, tick)
+        summary = rate(incumbent.model, trajectories)
         stage.detail = {"episodes": summary.episodes, "success": summary.rate, "infrastructure": summary.infrastructure}
         stage.detail |= trials_of(context.target, jobs) | {SELF_CHECK: asdict(check)}
         stage.figure = f"success {percent(summary.rate)} ({check.text})"
         stage.figure += _losses(trajectories)
+        if repeated is not None:
+            stage.detail |= {BASE_CHECK: repeated.as_json()}
+            stage.figure += f"; {repeated.text}"
         if not new_episodes:
             stage.figure += "; all episodes are from an earlier run, none was played"
     return trajectories
@@ -95,12 +107,13 @@ async def collect(context: Context) -> list[Trajectory]:
 
 def _collect_conversations(context: Context) -> list[Trajectory]:
     name = context.target.name
-    with context.stage("collect", collection_title(context.target)) as stage:
+    incumbent = incumbent_of(context)
+    with context.stage("collect", collection_title(context.target, incumbent)) as stage:
         constant = split_without_constant_customer(context.store, conversation_target(context.settings))
         with context.read_session() as session:
-            selection, unused = _selection(session, name), _unused(session, name)
+            selection, unused = _selection(session, name, incumbent), _unused(session, name)
             if not labelled_trajectories(session, context.cycle_id):
-                check_conversations(session, name)
+                check_conversations(session, name, incumbent)
         trajectories = collected(context)
         outcomes = Counter(trajectory.outcome for trajectory in trajectories)
         stage.detail = {
@@ -120,21 +133,22 @@ def _collect_conversations(context: Context) -> list[Trajectory]:
     return trajectories
 
 
-def collection_title(target: Target) -> str:
+def collection_title(target: Target, incumbent: Incumbent) -> str:
     """Return the title of the collection stage."""
     if target.is_recorded:
         return f"Select the recorded conversations of {target.name}"
-    return "Collect the base model's episodes"
+    return f"Collect episodes of {incumbent.title}"
 
 
-def check_conversations(session: Session, name: str) -> None:
-    """Raise ``StageError`` if a recorded target has too few judged conversations for an analysis."""
-    selection = _selection(session, name)
+def check_conversations(session: Session, name: str, incumbent: Incumbent) -> None:
+    """Raise ``StageError`` if a recorded target has too few judged conversations of its incumbent for an analysis."""
+    selection = _selection(session, name, incumbent)
     if selection.is_enough:
         return
     successes, failures = selection.outcomes[Outcome.SUCCESS], selection.outcomes[Outcome.FAILURE]
     constant = find_constant_customer(session, name)
     kind = " with one set of tools" if selection.other_toolsets else ""
+    kind += f" since {incumbent.promoted_at:%Y-%m-%d %H:%M} UTC, the newest promotion," if incumbent.promoted_at else ""
     raise StageError(
         f"{successes + failures} conversations of {name}{kind} are judged, {successes} successes and {failures} "
         f"failures; the analysis needs {MIN_OUTCOMES} of each ({_unused_text(_unused(session, name))})"
@@ -147,7 +161,8 @@ def not_analyzed(context: Context) -> int:
     """Return how many conversations of a recorded target the cycle's analysis could have used and has not."""
     with context.read_session() as session:
         return len(
-            {*_selection(session, context.target.name).ids} - {*labelled_trajectories(session, context.cycle_id)}
+            {*_selection(session, context.target.name, find_incumbent(session, context.cycle_id) or Incumbent()).ids}
+            - {*labelled_trajectories(session, context.cycle_id)}
         )
 
 
@@ -194,12 +209,14 @@ def _losses(trajectories: Sequence[Trajectory]) -> str:
     return f"; {len(losses)} lost, the first at task {losses[0].task_id}: {reason}"
 
 
-def collect_jobs(context: Context) -> list[EpisodeJob]:
-    """Return the collection's episodes: seeds drawn from the train split by the settings' seed.
+def collect_jobs(context: Context, incumbent: Incumbent, count: int) -> list[EpisodeJob]:
+    """Return so many episodes for the incumbent: seeds drawn from the train split by the settings' seed.
 
-    A list of tasks that is shorter is played as a whole, and again until there are enough episodes.
+    Each cycle with adapters draws other seeds: those of the one before have been learned from. A list of tasks that is
+    shorter is played as a whole, and again until there are enough episodes.
     """
-    rng, count = random.Random(f"collect:{context.settings.seed}"), context.settings.collect.episodes
+    cycle = "" if incumbent.is_base else f":{context.cycle_id}"
+    rng = random.Random(f"collect:{context.settings.seed}{cycle}")
     seeds = context.target.splits["train"]
     if count > len(seeds):
         return first_jobs(context.target, "train", count)
@@ -217,7 +234,9 @@ def collected(context: Context) -> list[Trajectory]:
             ids = labelled_trajectories(session, context.cycle_id) or _selected_ids(context, session)
             ids = ids or _sample(context, session)
             return with_declared_tools(get_trajectories(session, ids, tokens=False))
-        return list_trajectories(session, collected_filter(context))
+    criteria = collected_filter(context)
+    with context.read_session() as session:
+        return list_trajectories(session, criteria)
 
 
 def collected_outcomes(context: Context) -> Counter[Outcome]:
@@ -226,8 +245,9 @@ def collected_outcomes(context: Context) -> Counter[Outcome]:
         # The selection keeps up to half of its places for the rarer outcome. For the power of a gate that is on the
         # safe side: the variance of a success rate is largest at a half.
         return Counter(trajectory.outcome for trajectory in collected(context))
+    criteria = collected_filter(context)
     with context.read_session() as session:
-        return Counter(count_outcomes(session, collected_filter(context)))
+        return Counter(count_outcomes(session, criteria))
 
 
 def _selected_ids(context: Context, session: Session) -> list[str]:
@@ -240,12 +260,17 @@ def _selected_ids(context: Context, session: Session) -> list[str]:
 def of_tool_set(context: Context, trajectories: Iterable[Trajectory]) -> list[Trajectory]:
     """Return the conversations of a recorded target that have the tool set of the cycle's collection, or no tools.
 
-    Those that an adapter answered, or whose last answer nobody was shown, are left out. As long as nothing could be
-    collected, tools do not matter.
+    Those that an adapter answered that is not part of the incumbent, or whose last answer nobody was shown, are left
+    out. As long as nothing could be collected, tools do not matter.
     """
     tools = toolset_of(chain.from_iterable(row.tools for row in collected(context)))
-    of_base = [row for row in trajectories if "@v" not in row.model and row.end_cause is not EndCause.SHADOW]
-    return [row for row in of_base if not tools or not row.tools or fits(toolset_of(row.tools), tools)]
+    models = incumbent_of(context).models
+    of_incumbent = [
+        row
+        for row in trajectories
+        if ("@v" not in row.model or row.model in models) and row.end_cause is not EndCause.SHADOW
+    ]
+    return [row for row in of_incumbent if not tools or not row.tools or fits(toolset_of(row.tools), tools)]
 
 
 def _sample(context: Context, session: Session) -> list[str]:
@@ -253,10 +278,11 @@ def _sample(context: Context, session: Session) -> list[str]:
 
     The rarer outcome keeps up to half of the places: a contrast needs both.
     """
-    selection, count = _selection(session, context.target.name), context.settings.collect.episodes
+    incumbent = find_incumbent(session, context.cycle_id) or Incumbent()
+    selection, count = _selection(session, context.target.name, incumbent), context.settings.collect.episodes
     if len(selection.ids) <= count:
         return selection.ids
-    outcomes = judged_in_split(session, context.target.name, TRAIN)
+    outcomes = _judged_rows(session, context.target.name, incumbent)
     failed = {row.id for row in outcomes if row.outcome is Outcome.FAILURE}
     by_outcome = sorted(([i for i in selection.ids if (i in failed) is failure] for failure in (True, False)), key=len)
     rng, rarer = random.Random(f"collect:{context.settings.seed}"), by_outcome[0]
@@ -264,8 +290,12 @@ def _sample(context: Context, session: Session) -> list[str]:
     return sorted([*few_ids, *rng.sample(by_outcome[1], count - len(few_ids))])
 
 
-def _selection(session: Session, name: str) -> Selection:
-    rows = judged_in_split(session, name, TRAIN)
+def _judged_rows(session: Session, name: str, incumbent: Incumbent) -> list[JudgedRow]:
+    return judged_in_split(session, name, TRAIN, adapters=incumbent.composition.models, start=incumbent.promoted_at)
+
+
+def _selection(session: Session, name: str, incumbent: Incumbent) -> Selection:
+    rows = _judged_rows(session, name, incumbent)
     lists = get_toolsets(session, {row.toolset_hash for row in rows})
     bare_ids = [row.id for row in rows if not lists[row.toolset_hash]] if any(lists.values()) else []
     trajectories = get_trajectories(session, bare_ids, tokens=False)
@@ -273,8 +303,11 @@ def _selection(session: Session, name: str) -> Selection:
 
 
 def collected_filter(context: Context) -> TrajectoryFilter:
-    """Return what selects the episodes that the cycle has played for its collection."""
-    return TrajectoryFilter(source=context.target.name, split="train", model=BASE, cycle_id=context.cycle_id)
+    """Return what selects the incumbent's episodes that the cycle has played for its collection."""
+    with context.read_session() as session:
+        incumbent = find_incumbent(session, context.cycle_id) or Incumbent()
+    model = incumbent.model
+    return TrajectoryFilter(source=context.target.name, split="train", model=model, cycle_id=context.cycle_id)
 
 
 def count_successes(stage: RunningStage) -> Callable[[Trajectory | None], None]:
@@ -288,87 +321,3 @@ def count_successes(stage: RunningStage) -> Callable[[Trajectory | None], None]:
         stage.advance(figure=f"success {percent(outcomes[Outcome.SUCCESS] / sound)}" if sound else None)
 
     return tick
-
-
-# Reasons for leaving a conversation out; they are stored in the stage's event.
-OTHER_TOOLS = "its tools differ from those of the target"
-NO_SYSTEM = "it has no system message"
-NO_OPENING = "it does not start with a user message"
-UNREADABLE = "its messages cannot be read"
-JUDGED_ANEW = "its outcome has changed since"
-
-REASON_CHARS = 200
-
-Toolset = frozenset[tuple[str, frozenset[str]]]
-
-
-@dataclass(frozen=True)
-class Production:
-    """The production conversations selected for an analysis, and the number left out by reason."""
-
-    trajectories: list[Trajectory] = field(default_factory=list)
-    left_out: dict[str, int] = field(default_factory=dict)
-
-
-def production(context: Context, episodes: Sequence[Trajectory]) -> Production:
-    """Return the production conversations to analyse together with the cycle's ``episodes``.
-
-    A recorded target has none: its conversations are the collection.
-    """
-    if context.target.is_recorded:
-        return Production()
-    with context.read_session() as session:
-        ids = newest_judged_ids(session, context.target.name, BASE, limit=context.settings.analysis.production)
-        trajectories = get_trajectories(session, ids, tokens=False)
-    return select_comparable(trajectories, episodes)
-
-
-def select_comparable(conversations: Iterable[Trajectory], episodes: Iterable[Trajectory]) -> Production:
-    """Select the conversations that can be compared with ``episodes``, and give them the episodes' tool definitions."""
-    tools_by_toolset = {toolset(episode.tools): episode.tools for episode in episodes}
-    selected: list[Trajectory] = []
-    left_out: Counter[str] = Counter()
-    for trajectory in conversations:
-        reason = _exclusion_reason(trajectory, tools_by_toolset)
-        if reason:
-            left_out[reason] += 1
-        else:
-            # Clients may reword tool descriptions. The target's own definitions are used, so that wording is not
-            # taken for a difference.
-            selected.append(replace(trajectory, tools=tools_by_toolset[toolset(trajectory.tools)]))
-    return Production(selected, dict(sorted(left_out.items())))
-
-
-def toolset(tools: Iterable[Tool]) -> Toolset:
-    """Return the names of the tools and their parameters, which identify a set of tools."""
-    functions = [tool_function(tool) for tool in tools if isinstance(tool, dict)]
-    return frozenset((str(function.get("name", "")), _parameters(function)) for function in functions)
-
-
-def analyzed(session: Session, cycle_id: str) -> list[Trajectory]:
-    """Return everything that a cycle has labelled, episodes and production, in store order."""
-    return get_trajectories(session, labelled_trajectories(session, cycle_id), tokens=False)
-
-
-def _parameters(function: Mapping[str, object]) -> frozenset[str]:
-    schema = function.get("parameters")
-    properties = schema.get("properties") if isinstance(schema, dict) else None
-    return frozenset(map(str, properties)) if isinstance(properties, dict) else frozenset()
-
-
-def _exclusion_reason(trajectory: Trajectory, toolsets: Mapping[Toolset, object]) -> str:
-    if toolset(trajectory.tools) not in toolsets:
-        return OTHER_TOOLS
-    try:
-        parsed = transcript(trajectory)
-    except TranscriptError:
-        return UNREADABLE
-    # Both must exist: the analyst reads the policy from the system message, the request from the first user message.
-    if not parsed.system.strip() or trajectory.messages[0]["role"] not in ("system", "developer"):
-        return NO_SYSTEM
-    first = next(message for message in [*trajectory.messages, {}] if not _is_policy(message))
-    return "" if first.get("role") == "user" else NO_OPENING
-
-
-def _is_policy(message: Mapping[str, object]) -> bool:
-    return message.get("role") in ("system", "developer")

@@ -28,17 +28,16 @@ from traced.core.errors import CapabilityError
 from traced.evaluation.figures import percent, points
 from traced.evaluation.gate import judge_comparison
 from traced.evaluation.intervals import count_pairs, pair
-from traced.inference.policies import Policy
 from traced.pipeline.adapter_files import serve_version
 from traced.pipeline.context import Context, RunningStage
-from traced.pipeline.episodes import EPISODE_S, episodes, first_jobs, model_policy, split_jobs
+from traced.pipeline.episodes import EPISODE_S, episodes, first_jobs, player_episodes, split_jobs
 from traced.pipeline.gate import gate, gate_temperature, policy_of, round_jobs
+from traced.pipeline.incumbent import incumbent_of, incumbent_player, with_version
 from traced.pipeline.merged_version import RECIPES, merge_members, publish_merge, remove_merges, with_emphasis
 from traced.pipeline.mixture import members_and_live, sound
-from traced.pipeline.routers import available, routers
+from traced.pipeline.routers import composition_policy, routers
 from traced.rollouts.episodes import EpisodeJob
 from traced.routing.composition import (
-    BASE,
     Candidate,
     Choice,
     Composition,
@@ -48,7 +47,7 @@ from traced.routing.composition import (
     read_choices,
     serving_composition,
 )
-from traced.routing.routers import BY_LABELS, FallbackRouter, RoutedPolicy
+from traced.routing.routers import FallbackRouter
 
 COMPOSE = "compose"
 TITLE = "Compare compositions"
@@ -60,9 +59,11 @@ class Field:
     """The candidates, and what is needed to play them.
 
     Attributes:
+        members: The versions of this cycle that passed their gate, and the live versions of other capabilities.
         routers: The routers over ``members`` by name; none if no candidate has a router.
         joint_versions: The versions that were trained for several capabilities.
         merges: The folder of each merged adapter that is not published, by the name that it is served under.
+        adapters: The versions of this cycle that passed their gate.
     """
 
     context: Context
@@ -70,6 +71,7 @@ class Field:
     joint_versions: Sequence[str] = ()
     routers: Mapping[str, FallbackRouter] = field(default_factory=dict)
     merges: Mapping[str, Path] = field(default_factory=dict)
+    adapters: Sequence[str] = ()
 
     def candidates(self) -> list[Composition]:
         """Return the compositions of the settings, the cheapest to serve first."""
@@ -79,27 +81,23 @@ class Field:
         names = [name for name, router in self.routers.items() if router.name]
         per_conversation = [Composition(tuple(self.members), name) for name in names if "router" in kinds]
         per_turn = [Composition(tuple(self.members), name, by_turn=True) for name in names if "turn" in kinds]
-        return [Composition(), *singles, *merges, *per_conversation, *per_turn]
+        compositions = [Composition(), *singles, *merges, *self._extended(), *per_conversation, *per_turn]
+        return list(dict.fromkeys(compositions))
 
+    async def routers_over(self, composition: Composition) -> Mapping[str, FallbackRouter]:
+        """Return the routers over the versions that a composition routes to; none if it has no router."""
+        if not composition.router or (self.routers and composition.routed == tuple(self.members)):
+            return self.routers
+        return await routers(self.context, composition.routed)
 
-async def composition_policy(
-    context: Context, composition: Composition, routers_by_name: Mapping[str, FallbackRouter], temperature: float
-) -> Policy:
-    """Return the policy of a composition at a temperature; its versions must be served already.
-
-    Args:
-        routers_by_name: The routers over ``composition.routed``. Where the composition's is missing, another decides.
-    """
-    if not composition.router:
-        return await model_policy(context, composition.model, temperature)
-    engine, tokens = await context.engine(), context.settings.engine.max_tokens
-    margin = context.settings.routing.margin if composition.by_turn else None
-    return RoutedPolicy(
-        lambda model: engine.policy(model, temperature, tokens),
-        routers_by_name[available(composition.router, routers_by_name)],
-        turn_margin=margin,
-        default=composition.default or BASE,
-    )
+    def _extended(self) -> list[Composition]:
+        """Return the live system with all new versions; none if the base model alone is live."""
+        if not self.adapters or (incumbent := incumbent_of(self.context)).is_base:
+            return []
+        composition = incumbent.composition
+        for name in self.adapters:
+            composition = with_version(composition, name, self.context.settings.routing.router)
+        return [composition]
 
 
 def expected_s(settings: Settings, adapters: int) -> float:
@@ -141,7 +139,7 @@ async def _compose(context: Context, adapters: Sequence[str], joint_versions: Se
     members, live = members_and_live(context, adapters)
     for name in {*members, *live, *joint_versions}:
         await serve_version(context, name)
-    contest = Field(context, members, joint_versions)
+    contest = Field(context, members, joint_versions, adapters=adapters)
     if {"router", "turn"} & set(context.settings.composition.candidates):
         contest.routers = await routers(context, members)
     if "merged" in context.settings.composition.candidates and len(members) > 1:
@@ -221,7 +219,7 @@ async def _validated(
             context,
             source,
             jobs,
-            await composition_policy(context, composition, contest.routers, temperature),
+            await composition_policy(context, composition, await contest.routers_over(composition), temperature),
             model=name,
             temperature=temperature,
             tokens=False,
@@ -301,10 +299,7 @@ async def _against_live(
 ) -> Choice:
     """Return the choice, with the best candidate against what is live on the gate split."""
     context = contest.context
-    incumbent = composition_of(context, live)
-    if incumbent is None and live:
-        incumbent = Composition(tuple(live), next(iter(await routers(context, live)), BY_LABELS))
-    incumbent = incumbent or Composition()
+    incumbent = incumbent_of(context).composition
     best = ranking[0].composition
     comparison: PairedDifference | None = None
     considered = tuple(dict.fromkeys([*contest.members, *best.models, *live]))
@@ -313,27 +308,42 @@ async def _against_live(
         sides = [await _on_gate_split(contest, composition, jobs, stage) for composition in (incumbent, best)]
         policy = replace(policy_of(context), max_rounds=1)
         comparison = judge_comparison("target", count_pairs(pair(*sides)), policy, 1)
-    return Choice(considered, tuple(ranking), incumbent, comparison)
+    return Choice(considered, tuple(ranking), incumbent, comparison, tuple(contest.adapters))
 
 
 async def _on_gate_split(
     contest: Field, composition: Composition, jobs: Sequence[EpisodeJob], stage: RunningStage
 ) -> list[Trajectory]:
-    """Return the episodes of a composition on the gate split; those of a model that was gated are stored already."""
-    context, routers_by_name = contest.context, contest.routers
-    if composition.router and (not routers_by_name or composition.routed != tuple(contest.members)):
-        routers_by_name = await routers(context, composition.routed)
+    """Return the episodes of a composition on the gate split; those of what was gated are stored already."""
+    context = contest.context
+    incumbent = incumbent_of(context)
+    if composition == incumbent.composition and not incumbent.is_base:
+        return await _incumbent_on_gate_split(context, jobs, stage)
     temperature = gate_temperature(context.target, context.settings)
     async with context.target_source() as source:
         return await episodes(
             context,
             source,
             jobs,
-            await composition_policy(context, composition, routers_by_name, temperature),
+            await composition_policy(context, composition, await contest.routers_over(composition), temperature),
             model=composition.model or f"composition {_digest(composition)}",
             temperature=temperature,
             tokens=False,
             tick=lambda _: stage.advance(1, f"{composition.name} on gate seeds"),
+        )
+
+
+async def _incumbent_on_gate_split(
+    context: Context, jobs: Sequence[EpisodeJob], stage: RunningStage
+) -> list[Trajectory]:
+    async with context.target_source() as source:
+        return await player_episodes(
+            context,
+            source,
+            jobs,
+            await incumbent_player(context),
+            temperature=gate_temperature(context.target, context.settings),
+            tick=lambda _: stage.advance(1, "the live system on gate seeds"),
         )
 
 

@@ -69,6 +69,11 @@ class Player:
         """Return the name of its episodes: the model, and with a patch 12 hex digits of the patch's SHA-256."""
         return f"{self.model}+{hashlib.sha256(self.patch.encode()).hexdigest()[:12]}" if self.patch else self.model
 
+    async def policy(self, context: Context, temperature: float) -> Policy:
+        """Return its policy at a temperature; the model must be served already."""
+        policy = await model_policy(context, self.model, temperature)
+        return PromptedPolicy(policy, self.patch) if self.patch else policy
+
 
 def seed_jobs(seeds: Sequence[int], trials: int = 1) -> list[EpisodeJob]:
     """Return one job per seed and trial of a synthetic environment; the task id is the seed."""
@@ -122,8 +127,7 @@ async def player_episodes(
 ) -> list[Trajectory]:
     """Return the ``episodes`` of a player, by default at the temperature of evaluations."""
     temperature = context.settings.engine.temperature if temperature is None else temperature
-    policy = await model_policy(context, player.model, temperature)
-    policy = PromptedPolicy(policy, player.patch) if player.patch else policy
+    policy = await player.policy(context, temperature)
     return await episodes(
         context, source, jobs, policy, model=player.name, temperature=temperature, tokens=tokens, tick=tick
     )

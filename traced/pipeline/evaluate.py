@@ -15,7 +15,6 @@ from typing import Any
 
 from sandbox.contract import Message, Task, Tool
 from sandbox.episodes import EpisodeSource
-from store.records import RoutingChoice
 from store.repositories.adapters import get_adapter
 from store.repositories.promotions import trials
 from store.repositories.serving import save_routing
@@ -27,11 +26,11 @@ from traced.inference.client import Completion
 from traced.inference.policies import Policy
 from traced.pipeline.adapter_files import check_version, serve_version
 from traced.pipeline.collect import count_successes
-from traced.pipeline.compose import composition_of, composition_policy
+from traced.pipeline.compose import composition_of
 from traced.pipeline.context import Context
 from traced.pipeline.episodes import BASE, EPISODE_S, episodes, first_jobs, model_policy, trials_of, trials_text
 from traced.pipeline.promote import routable_adapters
-from traced.pipeline.routers import available, routers
+from traced.pipeline.routers import available, composition_policy, routers, routing_choices
 from traced.pipeline.self_check import SELF_CHECK, self_check
 from traced.pipeline.train import job_for, run_summary, store_variables, with_servers, with_user
 from traced.rollouts.episodes import EpisodeJob
@@ -171,11 +170,7 @@ async def _router_on_test(context: Context, source: EpisodeSource, composition: 
     assert isinstance(policy, RoutedPolicy)
     trajectories = await on_test(context, source, ROUTED, policy)
     sound = [trajectory for trajectory in trajectories if trajectory.outcome is not Outcome.INFRASTRUCTURE]
-    choices = []
-    for trajectory in sound:
-        # Cached by the policy for episodes played now, recomputed for those read back from the store.
-        decision = await policy.route(trajectory.messages)
-        choices.append(RoutingChoice(trajectory.id, decision.model, decision.logprobs, decision.seconds))
+    choices = await routing_choices(policy, sound)
     with context.write_session() as session:
         save_routing(session, choices)
     other_routers = {name: router for name, router in routers_by_name.items() if name != serving}

@@ -1,8 +1,12 @@
-"""The gate stage: compare base and adapter on the same seeds of the capability's environment and of the target.
+"""The gate stage: compare a system without and with an adapter on seeds of its environment and of the target.
 
-Before it starts, the gate says what its tasks can show (``describe``). The base's episodes on the gate split are run
-once and serve every adapter. Every round uses new seeds or new trials, so a later request for more rounds plays only
-what it adds. Anything but a pass ends the capability.
+Without live adapters these are the base model and the adapter, which answers everything. In a cycle with live adapters
+they are the live system and the live system with the adapter in place of the version of its capability, if there is
+one (``traced.pipeline.incumbent``).
+
+Before it starts, the gate says what its tasks can show (``describe``). The baseline's episodes on the gate split are
+played once and serve every adapter. Every round uses new seeds or new trials, so a later request for more rounds plays
+only what it adds. Anything but a pass ends the capability.
 
 All episodes of a gate have one temperature (``gate_temperature``). It follows from settings that a cycle never changes,
 so stored episodes of the cycle have it too.
@@ -26,13 +30,14 @@ from traced.core.errors import CapabilityError, GateError, StageError
 from traced.evaluation.figures import gate_remark, points
 from traced.evaluation.gate import REGRESSION_POWER, ComparisonName, GatePolicy, exercising_tasks, run_gate
 from traced.evaluation.intervals import Pair, pair
-from traced.pipeline.adapter_files import check_version, serve_version
+from traced.pipeline.adapter_files import check_version
 from traced.pipeline.analyze import analysis_context
 from traced.pipeline.collect import collected_outcomes
 from traced.pipeline.context import Context, RunningStage
-from traced.pipeline.episodes import BASE, Player, player_episodes, seed_jobs, split_jobs, trials_text
+from traced.pipeline.episodes import Player, player_episodes, seed_jobs, split_jobs, trials_text
 from traced.pipeline.findings import label_capability
 from traced.pipeline.held_out_replay import HeldOutReplay, find_replay, make_replay, replay_source
+from traced.pipeline.incumbent import candidate_player, incumbent_player
 from traced.pipeline.merged_version import capabilities_of
 from traced.pipeline.train import TRAINING_SEEDS
 from traced.rollouts.episodes import EpisodeJob
@@ -129,8 +134,8 @@ def gate_temperature(target: Target, settings: Settings) -> float:
 async def _compare(context: Context, adapter: str, minimum_rounds: int, stage: RunningStage) -> GateResult:
     with context.read_session() as session:
         environment = get_adapter(session, adapter).environment_hash
-    await serve_version(context, adapter)
-    sides = Sides(tuple(capabilities_of(context, adapter)), environment, Player(BASE), Player(adapter))
+    candidate, baseline = await candidate_player(context, adapter), await incumbent_player(context)
+    sides = Sides(tuple(capabilities_of(context, adapter)), environment, baseline, candidate)
     result = await compare(context, adapter, sides, policy_of(context), stage, minimum_rounds=minimum_rounds)
     # The result holds only for these bytes.
     await check_version(context, adapter)

@@ -12,36 +12,41 @@ the stage's event says why.
 import asyncio
 import hashlib
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from sqlmodel import Session
 
 from sandbox.client import SandboxSource
 from sandbox.errors import EngineDown, ImageMissing, SandboxError
+from store.records import RoutingChoice
 from store.repositories.adapters import cycles_with_adapters, get_adapter
-from store.repositories.capabilities import list_labels
+from store.repositories.capabilities import labelled_trajectories, list_labels
 from store.repositories.environments import get_environment
 from store.repositories.routers import save_fitted_router
+from store.repositories.trajectories import get_trajectories
 from store.types import Label, Outcome, Trajectory, Verdict, opening_messages
 from traced.core.files import publish_file
 from traced.inference.adapter_base import base_digest
 from traced.inference.errors import EmbeddingsError, RouterFileError, RouterFitError
-from traced.pipeline.collect import analyzed
+from traced.inference.policies import Policy
 from traced.pipeline.context import Context, RunningStage
+from traced.pipeline.episodes import model_policy
+from traced.routing.composition import Composition
 from traced.routing.embeddings import EmbeddingIdentity
 from traced.routing.hidden_state import (
     HiddenStateClassifier,
     HiddenStateRouter,
     as_json,
+    find_classifier,
     fit_classifier,
     read_classifier,
     refusal,
     routed_text,
 )
 from traced.routing.label_router import LabelRouter
-from traced.routing.router_files import classifier_file
-from traced.routing.routers import BASE, BY_LABELS, HIDDEN_STATE, FallbackRouter, adapter_route
+from traced.routing.router_files import capability_of, classifier_file
+from traced.routing.routers import BASE, BY_LABELS, HIDDEN_STATE, FallbackRouter, RoutedPolicy, adapter_route
 from traced.targets.errors import SimulatorError
 
 FIT = "fit router"
@@ -69,6 +74,57 @@ async def routers(context: Context, adapters: Sequence[str], *, publish: bool = 
     if context.settings.routing.router == BY_LABELS:
         return {BY_LABELS: by_labels, HIDDEN_STATE: FallbackRouter([hidden_state])}
     return {HIDDEN_STATE: FallbackRouter([hidden_state, labels]), BY_LABELS: by_labels}
+
+
+async def live_routers(context: Context, adapters: Sequence[str]) -> dict[str, FallbackRouter]:
+    """Return the routers over live versions by their names, as ``traced serve`` uses them: nothing is fitted."""
+    engine = await context.engine()
+    with context.read_session() as session:
+        labels = LabelRouter(engine.client, [adapter_route(session, name) for name in adapters])
+        cycles = cycles_with_adapters(session)
+    by_labels = FallbackRouter([labels])
+    digest = await asyncio.to_thread(base_digest, context.model.path, context.data_dir)
+    files = [classifier_file(context.data_dir, cycle_id) for cycle_id in cycles]
+    classifier, problem = find_classifier(files, {capability_of(name): name for name in adapters}, lambda: digest)
+    try:
+        source = await context.embedding_source()
+        problem = refusal(classifier, await source.identity()) if classifier else problem
+    except EmbeddingsError as error:
+        problem = error.message
+    if classifier is None or problem:
+        return {BY_LABELS: FallbackRouter([labels], {HIDDEN_STATE: problem})}
+    return {HIDDEN_STATE: FallbackRouter([HiddenStateRouter(source, classifier), labels]), BY_LABELS: by_labels}
+
+
+async def composition_policy(
+    context: Context, composition: Composition, routers_by_name: Mapping[str, FallbackRouter], temperature: float
+) -> Policy:
+    """Return the policy of a composition at a temperature; its versions must be served already.
+
+    Args:
+        routers_by_name: The routers over ``composition.routed``. Where the composition's is missing, another decides.
+    """
+    if not composition.router:
+        return await model_policy(context, composition.model, temperature)
+    engine, tokens = await context.engine(), context.settings.engine.max_tokens
+    margin = context.settings.routing.margin if composition.by_turn else None
+    return RoutedPolicy(
+        lambda model: engine.policy(model, temperature, tokens),
+        routers_by_name[available(composition.router, routers_by_name)],
+        turn_margin=margin,
+        default=composition.default or BASE,
+    )
+
+
+async def routing_choices(policy: RoutedPolicy, trajectories: Iterable[Trajectory]) -> list[RoutingChoice]:
+    """Return which model each of the judged episodes of a policy was routed to by its opening."""
+    choices = []
+    for trajectory in trajectories:
+        if trajectory.outcome is not Outcome.INFRASTRUCTURE:
+            # Cached by the policy for episodes played now, recomputed for those read back from the store.
+            decision = await policy.route(trajectory.messages)
+            choices.append(RoutingChoice(trajectory.id, decision.model, decision.logprobs, decision.seconds))
+    return choices
 
 
 def available(name: str, routers_by_name: Mapping[str, FallbackRouter]) -> str:
@@ -211,6 +267,11 @@ def labelled_examples(session: Session, cycles: Sequence[str], models: Mapping[s
         if not remaining:
             break
     return selected
+
+
+def analyzed(session: Session, cycle_id: str) -> list[Trajectory]:
+    """Return everything that a cycle has labelled, episodes and production, in store order."""
+    return get_trajectories(session, labelled_trajectories(session, cycle_id), tokens=False)
 
 
 def target_examples(

@@ -18,6 +18,7 @@ from traced.pipeline.collect import collection_title
 from traced.pipeline.context import Context
 from traced.pipeline.evaluate import EPISODES, TRAINING, TYPICAL_CAPABILITIES, expected_s
 from traced.pipeline.graph import CycleStatus, advance, build_graph, checkpoints
+from traced.pipeline.incumbent import incumbent_of
 from traced.pipeline.reconciliation import reconcile
 from traced.pipeline.report import SESSION
 from traced.pipeline.stages import PROMPT, cycle_stages, run_stage
@@ -122,7 +123,7 @@ def _announce(context: Context) -> None:
         return
     settings, plan = context.settings, context.progress.plan
     episodes = 0 if context.target.is_recorded else settings.collect.episodes
-    plan("collect", collection_title(context.target), EXPECTED_S["collect"] * episodes, EPISODES)
+    plan("collect", collection_title(context.target, incumbent_of(context)), EXPECTED_S["collect"] * episodes, EPISODES)
     plan("analyze", "Analyze successes against failures", EXPECTED_S["analyze"])
     capability_seconds = sum(_expected_of_capability(settings).values())
     plan(REST, "Environments, adapters and gates", TYPICAL_CAPABILITIES * capability_seconds)

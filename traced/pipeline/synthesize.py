@@ -51,8 +51,9 @@ from traced.inference.routing_prompt import opening_text
 from traced.llm.connection import StoreLedger
 from traced.llm.connection import model as connected
 from traced.pipeline.admit import episode_limits, stored_report, thresholds, usable_world
-from traced.pipeline.collect import analyzed, collected
+from traced.pipeline.collect import collected
 from traced.pipeline.context import Context, RunningStage
+from traced.pipeline.routers import analyzed
 from traced.pipeline.world import find_world
 
 BUILTIN, LLM = "builtin", "llm"

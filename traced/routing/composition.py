@@ -9,7 +9,7 @@ what was live before goes on serving. Where no choice decides, a router chooses 
 """
 
 import json
-from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import accumulate
 from typing import Any, TypeVar
@@ -84,25 +84,29 @@ class Choice:
         considered: The adapter versions that took part in any of them, or were live.
         incumbent: What was live before; without models it is the base model.
         gate: The first one against the incumbent, on gate seeds; None if that is the first one itself.
+        gated: The versions that passed a gate of their own with the incumbent as its baseline.
     """
 
     considered: tuple[str, ...]
     candidates: tuple[Candidate, ...]
     incumbent: Composition
     gate: PairedDifference | None = None
+    gated: tuple[str, ...] = ()
 
     @property
     def may_serve(self) -> bool:
         """Return whether the candidates may serve.
 
-        The best one was live already, or it passed against the incumbent. If that is the base model, it need not pass:
-        every adapter passed a gate of its own against the base, so anything else would serve without a comparison.
+        The best one was live already, or it passed against the incumbent. One with a version that passed a gate of its
+        own against this incumbent need only not fail: anything else that has the version would serve without a
+        comparison.
         """
         if self.gate is None:
             return bool(self.candidates[0].composition.models)
         if self.gate.answer is GateAnswer.PASS:
             return True
-        return not self.incumbent.models and self.gate.answer is not GateAnswer.FAIL
+        is_gated = not self.incumbent.models or not {*self.candidates[0].composition.models}.isdisjoint(self.gated)
+        return is_gated and self.gate.answer is not GateAnswer.FAIL
 
     def serving(self, live: Collection[str]) -> Composition | None:
         """Return what serves with these versions live; None if this choice does not decide that."""
@@ -169,7 +173,8 @@ def read_choice(document: str) -> Choice:
         values = json.loads(document)
         gate = values["gate"] and PairedDifference(**values["gate"] | {"answer": GateAnswer(values["gate"]["answer"])})
         candidates, incumbent = tuple(map(_candidate, values["candidates"])), _incumbent(values["incumbent"])
-        return Choice(tuple(values["considered"]), candidates, incumbent, gate)
+        gated = tuple(values.get("gated", ()))  # choices of earlier releases have none
+        return Choice(tuple(values["considered"]), candidates, incumbent, gate, gated)
     except (ValueError, KeyError, TypeError) as error:
         raise CompositionError(f"a stored composition cannot be read: {error}", hint="traced doctor") from error
 
@@ -180,10 +185,11 @@ def read_choices(documents: Iterable[str]) -> list[Choice]:
 
 
 def _candidate(values: dict[str, Any]) -> Candidate:
-    return Candidate(_composition(values["composition"]), int(values["tasks"]), int(values["successes"]))
+    return Candidate(read_composition(values["composition"]), int(values["tasks"]), int(values["successes"]))
 
 
-def _composition(values: dict[str, Any]) -> Composition:
+def read_composition(values: Mapping[str, Any]) -> Composition:
+    """Return the composition of a JSON object; raises ``KeyError`` if it is incomplete."""
     default = values.get("default", "")  # compositions of earlier releases have none
     return Composition(tuple(values["models"]), values["router"], values["by_turn"], default)
 
@@ -192,4 +198,4 @@ def _incumbent(values: dict[str, Any] | str) -> Composition:
     if isinstance(values, str):
         # Earlier releases have the name alone; that of a router is no live version, and so never serves.
         return Composition() if values == BASE else Composition((values,))
-    return _composition(values)
+    return read_composition(values)

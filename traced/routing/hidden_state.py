@@ -7,10 +7,11 @@ embeddings that it was fitted on. Errors: ``RouterFitError``, ``RouterFileError`
 """
 
 import json
+import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +20,7 @@ from sandbox.contract import Message, Task
 from traced.inference.errors import EmbeddingsError, ModelError, RouterFileError, RouterFitError
 from traced.inference.routing_prompt import TASK_LIMIT, opening_text
 from traced.routing.embeddings import EmbeddingIdentity, EmbeddingSource
+from traced.routing.router_files import capability_of, uncovered_versions
 from traced.routing.routers import HIDDEN_STATE, RoutingDecision
 
 # A class with fewer examples is left out of the classifier.
@@ -26,6 +28,7 @@ MIN_EXAMPLES = 10
 # scikit-learn's C. Strong regularisation, because the labels come from an analyst who may be wrong.
 REGULARISATION = 0.1
 ITERATIONS = 5000
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -155,6 +158,30 @@ def base_mismatch(classifier: HiddenStateClassifier, base_digest: Callable[[], s
             f"one has {digest[:12]}; the next promoting cycle fits another"
         )
     return ""
+
+
+def find_classifier(
+    files: Sequence[Path], versions: Mapping[str, str], base_digest: Callable[[], str]
+) -> tuple[HiddenStateClassifier | None, str]:
+    """Return the newest fitted router that covers every capability, its classes renamed to the current versions.
+
+    Without one, the second value is the reason.
+    """
+    for path in files:
+        try:
+            classifier = read_classifier(path)
+        except RouterFileError:
+            continue
+        # A class without a current version keeps its name; ``LiveVersions.current_model`` maps it to the base model.
+        if uncovered_versions(classifier.examples, versions.values()):
+            continue
+        problem = base_mismatch(classifier, base_digest)
+        if problem:
+            log.warning("%s does not decide: %s", path, problem)
+            return None, problem
+        classes = [versions.get(capability_of(model), model) for model in classifier.classes]
+        return replace(classifier, classes=classes), ""
+    return None, "no classifier was fitted for the live adapters together; the next promoting cycle fits one"
 
 
 def refusal(classifier: HiddenStateClassifier, identity: EmbeddingIdentity) -> str:

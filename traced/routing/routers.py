@@ -21,6 +21,7 @@ from sandbox.contract import Message, Task, Tool
 from store.records import AdapterVersion
 from store.repositories.adapters import get_adapter
 from store.repositories.capabilities import get_capability
+from store.repositories.evidence import gate_models
 from store.repositories.trajectories import TrajectoryFilter, list_trajectories
 from store.types import Capability, Outcome, opening_messages
 from traced.inference.client import BASE as BASE
@@ -207,7 +208,8 @@ def adapter_route(session: Session, adapter: str) -> Route:
     """Build an adapter's option in the routing prompt: its capability, and an episode that it solved in its gate."""
     version, capability = adapter_capability(session, adapter)
     source = f"env:{version.environment_hash[:12]}"
-    solved_filter = TrajectoryFilter(source=source, model=adapter, outcome=Outcome.SUCCESS, cycle_id=version.cycle_id)
+    _, model = gate_models(session, version)
+    solved_filter = TrajectoryFilter(source=source, model=model, outcome=Outcome.SUCCESS, cycle_id=version.cycle_id)
     trajectories = list_trajectories(session, solved_filter, limit=1)
     messages = trajectories[0].messages if trajectories else []
     example, episode = opening_text(opening_messages(messages)), episode_text(messages)

@@ -64,6 +64,12 @@ class Division:
         """Return the task's id in trajectories."""
         return str(seed) if self.tasks is None else self.tasks[seed]
 
+    def seed_of(self, task_id: str) -> int | None:
+        """Return the seed of a task; None if the target does not have it."""
+        if self.tasks is None:
+            return int(task_id) if task_id.isdecimal() else None
+        return self.tasks.index(task_id) if task_id in self.tasks else None
+
 
 def read_description(target: str, values: Mapping[str, Any]) -> Description:
     """Check what a target says of itself; raises ``ConfigError``."""

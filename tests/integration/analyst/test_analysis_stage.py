@@ -30,10 +30,10 @@ from traced.core.resources import Meter
 from traced.inference.model_files import ModelFiles
 from traced.pipeline import gate
 from traced.pipeline.analyze import analysis_context, analyze, stored_findings, to_analyze
-from traced.pipeline.collect import JUDGED_ANEW
 from traced.pipeline.context import Context, RunningStage
 from traced.pipeline.episodes import BASE, Player
 from traced.pipeline.findings import compare
+from traced.pipeline.production import JUDGED_ANEW
 from traced.processes.job import FaultAttribution, JobOutcome, attribute_fault, describe
 from traced.targets.desk import demonstrate
 

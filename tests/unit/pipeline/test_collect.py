@@ -11,7 +11,7 @@ from tests.unit.pipeline.contexts import context_with_chain
 from traced.evaluation.figures import SelfCheck
 from traced.inference.client import Completion
 from traced.inference.policies import Policy
-from traced.pipeline import collect as collect_module
+from traced.pipeline import episodes as episodes_module
 from traced.pipeline.collect import collect
 from traced.pipeline.context import Context
 from traced.pipeline.report import gather
@@ -31,7 +31,7 @@ def _agent(monkeypatch: pytest.MonkeyPatch) -> None:
     async def agent(context: Context, model: str, temperature: float) -> Policy:
         return Repeats()
 
-    monkeypatch.setattr(collect_module, "model_policy", agent)
+    monkeypatch.setattr(episodes_module, "model_policy", agent)
 
 
 def settings(world: str) -> dict[str, object]:

@@ -12,6 +12,7 @@ from traced.config.settings import load_settings
 from traced.core.errors import CapabilityError
 from traced.evaluation.gate import GatePolicy
 from traced.pipeline import compose
+from traced.pipeline.incumbent import Incumbent
 from traced.pipeline.merged_version import RECIPES, Recipe, remove_merges, with_emphasis
 from traced.routing.composition import Candidate, Composition
 
@@ -161,37 +162,55 @@ def recorded_plays(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Composition, A
     return plays
 
 
-@pytest.mark.parametrize(
-    ("choice_before", "expected"),
-    [
-        (Composition((A, B), "hidden-state"), (A, B)),  # an earlier choice decides
-        (None, (A, B)),
-        (Composition(("merged@v1",)), None),
-    ],
-)
+@pytest.mark.parametrize("start", [Composition((A, B), "hidden-state"), Composition((MERGED,))])
 @pytest.mark.parametrize("kinds", [("single", "router"), ("single", "merged")])
-async def test_each_side_is_played_by_routers_over_its_own_adapters(
-    monkeypatch: pytest.MonkeyPatch,
-    choice_before: Composition | None,
-    expected: tuple[str, ...] | None,
-    kinds: tuple[str, ...],
+async def test_the_incumbent_plays_as_it_is_live_and_the_candidate_by_routers_over_its_own_adapters(
+    monkeypatch: pytest.MonkeyPatch, start: Composition, kinds: tuple[str, ...]
 ) -> None:
     """A third adapter comes to two that are live."""
-    plays = recorded_plays(monkeypatch)
-    monkeypatch.setattr(compose, "composition_of", lambda *_: choice_before)
+    plays, incumbents = recorded_plays(monkeypatch), []
+
+    async def incumbent_player(_: object) -> str:
+        return "as it is live"
+
+    async def player_episodes(*arguments: Any, **_: object) -> list[Any]:
+        incumbents.append(arguments[-1])
+        return []
+
+    monkeypatch.setattr(compose, "incumbent_of", lambda _: Incumbent(start, start.models))
+    monkeypatch.setattr(compose, "incumbent_player", incumbent_player)
+    monkeypatch.setattr(compose, "player_episodes", player_episodes)
     field, members = contest(*kinds), ("c@v1", A, B)
     field.context = cast(Any, SimpleNamespace(target=None, settings=SimpleNamespace(gate=None), target_source=nothing))
     field.members, field.routers = members, cast(Any, {"hidden-state": members} if "router" in kinds else {})
+    field.adapters = ("c@v1",)
     best = Composition(members, "hidden-state") if "router" in kinds else Composition(("c@v1",))
-    live = [A, B, MERGED] if choice_before and MERGED in choice_before.models else [A, B]
+    live = [A, B, *([MERGED] if MERGED in start.models else [])]
     choice = await compose._against_live(field, [Candidate(best, 10, 9)], live, cast(Any, None))
-    (incumbent, incumbent_routers), (candidate, candidate_routers) = plays
-    assert incumbent == choice.incumbent == (choice_before or Composition((A, B), "hidden-state"))
-    if expected is not None:
-        assert incumbent_routers == {"hidden-state": expected}
-    assert candidate == best
-    assert candidate_routers == field.routers
+    assert incumbents == ["as it is live"]
+    assert plays == [(best, dict(field.routers))]
+    assert choice.incumbent == start
+    assert choice.gated == ("c@v1",)
     assert set(choice.considered) == {*members, *live}
+
+
+async def test_the_live_system_with_the_new_versions_is_a_candidate(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compose, "incumbent_of", lambda _: Incumbent(Composition((MERGED,)), (MERGED, A)))
+    field = contest("single")
+    field.context = cast(
+        Any,
+        SimpleNamespace(
+            settings=SimpleNamespace(
+                composition=SimpleNamespace(candidates=["single"]), routing=SimpleNamespace(router="hidden-state")
+            )
+        ),
+    )
+    field.adapters = ("c@v1",)
+    extended = Composition(("c@v1", MERGED), "hidden-state", default=MERGED)
+    assert extended in field.candidates()
+    plays = recorded_plays(monkeypatch)
+    assert cast(Any, await field.routers_over(extended)) == {"hidden-state": ("c@v1",)}
+    assert plays == []
 
 
 @asynccontextmanager

@@ -15,6 +15,7 @@ from traced.pipeline import constant_customer, world
 from traced.pipeline.collect import check_conversations, collect
 from traced.pipeline.constant_customer import find_constant_customer, split_without_constant_customer
 from traced.pipeline.context import Context
+from traced.pipeline.incumbent import Incumbent
 from traced.targets.conversation_target import HELD_OUT, TRAIN, conversation_target
 
 OUTCOMES = (Outcome.SUCCESS, Outcome.FAILURE)
@@ -99,7 +100,7 @@ def test_a_cycle_that_waits_says_what_to_do(tmp_path: Path) -> None:
     with new_cycle(tmp_path) as context:
         save(context, range(0, 40, 2))  # successes alone
         with context.read_session() as session, pytest.raises(StageError, match="one customer has 20 of 20") as error:
-            check_conversations(session, "acme")
+            check_conversations(session, "acme", Incumbent())
         assert "the field user" in error.value.message
 
 

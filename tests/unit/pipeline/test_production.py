@@ -27,7 +27,7 @@ from traced.config.settings import load_settings
 from traced.core.progress import Progress
 from traced.core.resources import Meter
 from traced.inference.model_files import ModelFiles
-from traced.pipeline import collect
+from traced.pipeline import collect, production, routers
 from traced.pipeline import findings as analysts
 from traced.pipeline.analyze import analyze, stored_findings
 from traced.pipeline.context import Context
@@ -103,9 +103,9 @@ def test_only_judged_conversations_that_the_base_model_alone_answered_count_the_
         save_exchanges(session, [exchange("new", T0), exchange("new", T0 + timedelta(seconds=5))])
         save_exchanges(session, [exchange("mixed", T0, "dates@v1")])
     with read_session(store) as session:
-        assert newest_judged_ids(session, "desk", "base", limit=9) == ["new", "old", "import-a", "import-b"]
-        assert newest_judged_ids(session, "desk", "base", limit=1) == ["new"]
-        assert newest_judged_ids(session, "desk", "base", limit=0) == []
+        assert newest_judged_ids(session, "desk", ["base"], limit=9) == ["new", "old", "import-a", "import-b"]
+        assert newest_judged_ids(session, "desk", ["base"], limit=1) == ["new"]
+        assert newest_judged_ids(session, "desk", ["base"], limit=0) == []
     store.dispose()
 
 
@@ -119,22 +119,22 @@ SYSTEM, USER, AGENT = (
     [
         ([SYSTEM, USER, AGENT], ""),
         ([{**SYSTEM, "role": "developer"}, SYSTEM, USER, AGENT], ""),
-        ([USER, AGENT], collect.NO_SYSTEM),
-        ([USER, SYSTEM, AGENT], collect.NO_SYSTEM),
-        ([{**SYSTEM, "content": " "}, USER, AGENT], collect.NO_SYSTEM),
-        ([SYSTEM, AGENT, USER], collect.NO_OPENING),
-        ([SYSTEM, {"role": "tool", "content": "{}"}, USER, AGENT], collect.NO_OPENING),
-        ([SYSTEM], collect.NO_OPENING),
-        ([], collect.NO_SYSTEM),
-        ([SYSTEM, {"content": "Hi"}], collect.UNREADABLE),
-        ([SYSTEM, USER, {**AGENT, "tool_calls": {"a": 1}}], collect.UNREADABLE),
-        ([SYSTEM, USER, {**AGENT, "tool_calls": [{"function": "f"}]}], collect.UNREADABLE),
+        ([USER, AGENT], production.NO_SYSTEM),
+        ([USER, SYSTEM, AGENT], production.NO_SYSTEM),
+        ([{**SYSTEM, "content": " "}, USER, AGENT], production.NO_SYSTEM),
+        ([SYSTEM, AGENT, USER], production.NO_OPENING),
+        ([SYSTEM, {"role": "tool", "content": "{}"}, USER, AGENT], production.NO_OPENING),
+        ([SYSTEM], production.NO_OPENING),
+        ([], production.NO_SYSTEM),
+        ([SYSTEM, {"content": "Hi"}], production.UNREADABLE),
+        ([SYSTEM, USER, {**AGENT, "tool_calls": {"a": 1}}], production.UNREADABLE),
+        ([SYSTEM, USER, {**AGENT, "tool_calls": [{"function": "f"}]}], production.UNREADABLE),
     ],
 )
 def test_a_conversation_that_cannot_be_read_from_its_beginning_is_left_out(
     messages: list[Message], reason: str
 ) -> None:
-    selection = collect.select_comparable(
+    selection = production.select_comparable(
         [replace(reported_conversation(1), messages=messages)], [reported_conversation(2)]
     )
     assert selection.left_out == ({reason: 1} if reason else {})
@@ -156,17 +156,17 @@ def test_tools_are_the_same_by_their_names_and_parameters_and_the_targets_own_ar
         ([*episode_openings.tools, episode_openings.tools[0] | {}], 1),
         ([], 0),
     ):
-        selection = collect.select_comparable([replace(reported_conversation(1), tools=tools)], [episode_openings])
+        selection = production.select_comparable([replace(reported_conversation(1), tools=tools)], [episode_openings])
         assert [item.tools for item in selection.trajectories] == [episode_openings.tools] * expected
-        assert selection.left_out == ({} if expected else {collect.OTHER_TOOLS: 1})
+        assert selection.left_out == ({} if expected else {production.OTHER_TOOLS: 1})
     for tools in (
         renamed,
         [*episode_openings.tools, {"type": "function", "function": {"name": "more"}}],
         cast(Any, ["odd"]),
     ):
-        assert collect.select_comparable(
+        assert production.select_comparable(
             [replace(reported_conversation(1), tools=tools)], [episode_openings]
-        ).left_out == {collect.OTHER_TOOLS: 1}
+        ).left_out == {production.OTHER_TOOLS: 1}
 
 
 async def test_without_production_an_analysis_is_unchanged(context: Context) -> None:
@@ -177,7 +177,7 @@ async def test_without_production_an_analysis_is_unchanged(context: Context) -> 
     assert rows(context)["production"] == 0
     assert rows(context)["left_out"] == {}
     with read_session(context.store) as session:
-        trajectories = collect.analyzed(session, CYCLE)
+        trajectories = routers.analyzed(session, CYCLE)
     selection = analysts._builtin(trajectories, 2, 0)
     capabilities, labels = selection.capabilities, selection.labels
     assert with_none[1] == sorted(labels, key=lambda item: (item.run, item.capability, item.trajectory_id))
@@ -194,13 +194,13 @@ async def test_production_is_analysed_beside_the_episodes_once_and_for_good(cont
     report(context, *(reported_conversation(LATE + n) for n in range(20)), reported_conversation(LATE + 90, tools=[]))
     findings, labels = await analysis(context)
     with read_session(context.store) as session:
-        counts = Counter(item.outcome for item in collect.analyzed(session, CYCLE))
+        counts = Counter(item.outcome for item in routers.analyzed(session, CYCLE))
     assert rows(context) == {
         "episodes": EPISODES,
         "production": 20,
         "successes": counts[Outcome.SUCCESS],
         "failures": counts[Outcome.FAILURE],
-        "left_out": {collect.OTHER_TOOLS: 1},
+        "left_out": {production.OTHER_TOOLS: 1},
         analysts.MIXED_TASKS: 0,
         "retained": [item.capability for item in findings if item.retained],
     }
@@ -244,7 +244,7 @@ async def test_feedback_and_pruning_during_the_analysis_leave_no_label_of_anothe
 
     monkeypatch.setattr(analysts, "_builtin", slow)
     _, labels = await analysis(context)
-    assert rows(context)["left_out"] == {collect.JUDGED_ANEW: 2}
+    assert rows(context)["left_out"] == {production.JUDGED_ANEW: 2}
     assert rows(context)["production"] == 10
     assert not {f"router-{LATE + 3}", f"router-{LATE + 4}"} & {item.trajectory_id for item in labels}
 

@@ -23,10 +23,11 @@ from traced.core.errors import ConfigError, StageError
 from traced.evaluation.figures import TARGET_NOT_TESTED, AdapterFigures, CycleFigures, verdict
 from traced.ingest.file_import import ImportRequest, import_file
 from traced.pipeline import analyze as analyze_module
-from traced.pipeline.collect import JUDGED_ANEW, Production, collect, collected, of_tool_set, production
+from traced.pipeline.collect import collect, collected, of_tool_set
 from traced.pipeline.cycles import find_cycle
 from traced.pipeline.evaluate import evaluate
 from traced.pipeline.gate import policy_of
+from traced.pipeline.production import JUDGED_ANEW, Production, production
 from traced.pipeline.report import gather, report
 from traced.pipeline.runner import InProcessRunner
 from traced.pipeline.stages import cycle_stages

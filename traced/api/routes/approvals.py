@@ -16,7 +16,7 @@ from store.repositories.adapters import get_adapter, get_training_run, list_iter
 from store.repositories.capabilities import get_capability, list_findings, list_labels
 from store.repositories.cycles import get_cycle
 from store.repositories.environments import get_environment, list_admissions
-from store.repositories.evidence import BASE, gate_lengths
+from store.repositories.evidence import gate_lengths, gate_models
 from store.repositories.promotions import (
     EpisodePair,
     GatedAdapter,
@@ -128,7 +128,7 @@ def adapter_case(session: Session, adapter: str, settings: Settings) -> Case:
 def gate_episode(session: Session, adapter: str, trajectory_id: str) -> Episode:
     """Return an episode of the adapter's gate; raises ``NotFound`` for any other trajectory."""
     version, trajectory = get_adapter(session, adapter), get_trajectory(session, trajectory_id, tokens=False)
-    if trajectory.cycle_id != version.cycle_id or trajectory.model not in (BASE, adapter):
+    if trajectory.cycle_id != version.cycle_id or trajectory.model not in gate_models(session, version):
         raise NotFound(f"episode of the gate of {adapter!r}", trajectory_id)
     values = {
         name: replace_surrogates(getattr(trajectory, name)) for name in ("id", "model", "task_id", "detail", "messages")
@@ -140,9 +140,10 @@ def gate_episode(session: Session, adapter: str, trajectory_id: str) -> Episode:
 
 def _pairs(session: Session, version: AdapterVersion, cycle: Cycle) -> dict[str, list[EpisodePair]]:
     sources = {"environment": (f"env:{version.environment_hash[:12]}", ""), "target": (cycle.target, "gate")}
+    baseline, candidate = gate_models(session, version)
     return {
         subject: list(
-            gate_pairs(session, adapter=version.name, base=BASE, cycle_id=cycle.id, source=source, split=split)
+            gate_pairs(session, adapter=candidate, base=baseline, cycle_id=cycle.id, source=source, split=split)
         )
         for subject, (source, split) in sources.items()
     }

@@ -1,0 +1,150 @@
+"""What is live when a cycle begins is recorded once, answers its episodes, and is what its candidates are added to."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from sqlalchemy import update
+
+from sandbox.contract import Message, Tool
+from store.database import write_session
+from store.records import Cycle, CycleState, StageState
+from store.repositories.adapters import get_adapter
+from store.repositories.cycles import list_stage_events, save_cycle
+from store.repositories.evidence import INCUMBENT, gate_models
+from store.repositories.promotions import roll_back
+from store.repositories.serving import answering_models, list_routing
+from store.repositories.trajectories import TrajectoryFilter, list_trajectories
+from store.tables import CycleRow
+from tests.unit.pipeline.contexts import context_with_chain
+from tests.unit.store.chain import CYCLE, later
+from traced.inference.client import Completion
+from traced.inference.policies import Policy
+from traced.pipeline import base_check, episodes, incumbent
+from traced.pipeline.collect import collect, collected
+from traced.pipeline.context import Context
+from traced.pipeline.incumbent import Incumbent, incumbent_of, with_version
+from traced.routing.composition import Composition
+
+LIVE, WORLDS = "date-reasoning@v1", Path(__file__).parents[1] / "targets" / "worlds.py"
+SETTINGS: dict[str, object] = {
+    "target.name": "acme",
+    "target.kind": "python",
+    "target.factory": f"{WORLDS}:Echo",
+    "collect.episodes": 20,
+}
+
+
+class Agent:
+    """Solves every task of ``Echo``, or none."""
+
+    def __init__(self, solves: bool) -> None:
+        self.solves = solves
+
+    async def complete(self, messages: list[Message], tools: list[Tool], *, seed: int) -> Completion:
+        content = messages[-1]["content"] if self.solves else ""
+        return Completion({"role": "assistant", "content": content}, [], [], [], "stop")
+
+
+@pytest.fixture
+def agents(monkeypatch: pytest.MonkeyPatch) -> dict[str, Agent]:
+    """Return the agents by model; the adapter solves what the base model does not."""
+    by_model = {"base": Agent(False), LIVE: Agent(True)}
+
+    async def policy(context: Context, model: str, temperature: float) -> Policy:
+        return by_model[model]
+
+    async def nothing(*_: object) -> None:
+        return None
+
+    monkeypatch.setattr(episodes, "model_policy", policy)
+    monkeypatch.setattr("traced.pipeline.routers.model_policy", policy)
+    monkeypatch.setattr(incumbent, "serve_version", nothing)
+    return by_model
+
+
+def add_cycle(context: Context, cycle_id: str, minutes: int) -> Context:
+    """Store another cycle of the context's target, and return its context."""
+    cycle = Cycle(cycle_id, "acme", CYCLE.model, 0, {}, CycleState.RUNNING, later(minutes))
+    with context.write_session() as session:
+        save_cycle(session, cycle)
+    return replace(context, cycle_id=cycle_id)
+
+
+def test_the_incumbent_is_recorded_once(tmp_path: Path) -> None:
+    with context_with_chain(tmp_path, {}) as context:
+        second = add_cycle(context, "c2", 60)
+        live = incumbent_of(second)
+        assert live.composition == Composition((LIVE,), "hidden-state")
+        assert (live.live, live.promoted_at, live.model) == ((LIVE,), later(8), INCUMBENT)
+        with write_session(context.store) as session:
+            roll_back(session, LIVE, actor="Ada", at=later(70))
+        assert incumbent_of(second) == live
+        assert incumbent_of(add_cycle(context, "c3", 80)) == Incumbent()
+        with context.read_session() as session:
+            incumbent_events = [event for event in list_stage_events(session, "c2") if event.stage == INCUMBENT]
+            assert len(incumbent_events) == 1
+            assert gate_models(session, get_adapter(session, LIVE)) == ("base", LIVE)
+
+
+def test_a_cycle_that_collected_before_incumbents_were_recorded_has_the_base_model(tmp_path: Path) -> None:
+    with context_with_chain(tmp_path, {}) as context:
+        second = add_cycle(context, "c2", 60)
+        second.event("collect", StageState.FINISHED)
+        assert incumbent_of(second) == Incumbent()
+
+
+async def test_a_cycle_collects_with_what_is_live_and_plays_tasks_again_with_the_base(
+    tmp_path: Path, agents: dict[str, Agent], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with context_with_chain(tmp_path, SETTINGS) as context:
+        with write_session(context.store) as session:
+            session.execute(update(CycleRow).values(target="acme"))
+            roll_back(session, LIVE, actor="Ada", at=later(9))
+        first = add_cycle(context, "c2", 60)
+        await collect(first)
+        single = Incumbent(Composition((LIVE,)), (LIVE,), later(8))
+        monkeypatch.setattr(incumbent, "current_incumbent", lambda *_: single)
+        second = add_cycle(context, "c3", 70)
+        trajectories = await collect(second)
+        assert {row.model for row in trajectories} == {INCUMBENT}
+        assert len(trajectories) == 16
+        assert sorted(collected(second), key=lambda row: row.id) == sorted(trajectories, key=lambda row: row.id)
+        tasks = {row.task_id for row in collected(first)}
+        assert not tasks & {row.task_id for row in trajectories}
+        with second.read_session() as session:
+            criteria = TrajectoryFilter(source="acme", model="base", cycle_id="c3")
+            repeated = list_trajectories(session, criteria)
+            event = list_stage_events(session, "c3")[-1]
+            assert {*answering_models(session, trajectories).values()} == {LIVE}
+            assert len(list_routing(session, cycle_id="c3")) == 16
+        assert {row.task_id for row in repeated} < tasks
+        assert len(repeated) == 4
+        assert event.detail["success"] == 1.0
+        assert event.detail[base_check.BASE_CHECK]["changed"] is False
+        # The base model now solves the tasks: that is the target's or the engine's doing, not the adapters'.
+        agents["base"] = Agent(True)
+        third = add_cycle(context, "c4", 80)
+        await collect(third)
+        with third.read_session() as session:
+            check = list_stage_events(session, "c4")[-1].detail[base_check.BASE_CHECK]
+        assert (check["cycle"], check["difference"]) == ("c3", 1.0)
+
+
+@pytest.mark.parametrize(
+    ("live", "adapter", "expected"),
+    [
+        (Composition(("a@v1",)), "a@v2", Composition(("a@v2",))),
+        (Composition(("a@v1",)), "b@v1", Composition(("b@v1", "a@v1"), "labels", default="a@v1")),
+        (Composition(("a@v1",)), "merged@v1", Composition(("merged@v1",))),
+        (Composition(("a@v1", "b@v1"), "x"), "b@v2", Composition(("a@v1", "b@v2"), "x")),
+        (Composition(("a@v1", "b@v1"), "x", True), "c@v1", Composition(("a@v1", "b@v1", "c@v1"), "x", True)),
+        (
+            Composition(("a@v1", "merged@v1"), "x", default="merged@v1"),
+            "b@v1",
+            Composition(("a@v1", "b@v1", "merged@v1"), "x", default="merged@v1"),
+        ),
+    ],
+)
+def test_an_adapter_is_added_to_what_is_live(live: Composition, adapter: str, expected: Composition) -> None:
+    assert with_version(live, adapter, "labels") == expected

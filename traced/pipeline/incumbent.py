@@ -1,0 +1,207 @@
+"""The incumbent of a cycle: what answers the target's conversations when the cycle begins.
+
+It is the composition of the live adapter versions, decided by the router that ``traced serve`` decides by; without live
+versions it is the base model. A cycle records it once, in an event, so that a promotion in the meantime changes
+nothing. The cycle collects with the incumbent, and its candidates are compared with it.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from datetime import datetime
+from typing import Any
+
+from sqlmodel import Session
+
+from store.records import RoutingChoice, StageState
+from store.repositories.adapters import get_adapter
+from store.repositories.cycles import get_cycle, list_stage_events
+from store.repositories.evidence import INCUMBENT, candidate_model
+from store.repositories.promotions import live_adapters, serving_adapters
+from store.repositories.routers import compositions
+from store.repositories.serving import save_routing
+from store.types import Trajectory
+from traced.config.settings import Settings
+from traced.core.errors import CapabilityError, StageError
+from traced.inference.policies import Policy
+from traced.pipeline.adapter_files import serve_version
+from traced.pipeline.context import Context
+from traced.pipeline.episodes import BASE, Player
+from traced.pipeline.routers import composition_policy, live_routers, routers, routing_choices
+from traced.routing.composition import MERGED, Composition, read_choices, read_composition, serving_composition
+from traced.routing.router_files import capability_of
+from traced.routing.routers import FallbackRouter, RoutedPolicy
+
+BASE_ALONE = Composition()
+
+
+@dataclass(frozen=True)
+class Incumbent:
+    """The live system of a cycle's target.
+
+    Attributes:
+        composition: How its adapter versions answer together; without versions it is the base model alone.
+        live: All versions that are live; a composition need not use each of them.
+        promoted_at: When the newest of them was promoted; None without one.
+    """
+
+    composition: Composition = BASE_ALONE
+    live: tuple[str, ...] = ()
+    promoted_at: datetime | None = None
+
+    @property
+    def is_base(self) -> bool:
+        """Whether the base model alone answers."""
+        return not self.composition.models
+
+    @property
+    def model(self) -> str:
+        """Return the model of its episodes in the store."""
+        return BASE if self.is_base else INCUMBENT
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        """Return the models that may answer a conversation: the base model and the adapter versions that take part."""
+        return (BASE, *self.composition.models)
+
+    @property
+    def title(self) -> str:
+        """Return it in words."""
+        if self.is_base:
+            return "the base model"
+        return f"the live system ({', '.join(self.composition.models)})"
+
+
+@dataclass(frozen=True)
+class SystemPlayer(Player):
+    """A composition that answers as one player, with the routers over its versions."""
+
+    composition: Composition = BASE_ALONE
+    routers: Mapping[str, FallbackRouter] = field(default_factory=dict, compare=False)
+
+    async def policy(self, context: Context, temperature: float) -> Policy:
+        """Return the policy of the composition; its versions must be served already."""
+        return await composition_policy(context, self.composition, self.routers, temperature)
+
+
+def incumbent_of(context: Context) -> Incumbent:
+    """Return the incumbent of the context's cycle; the first call records it."""
+    with context.read_session() as session:
+        earlier = find_incumbent(session, context.cycle_id)
+        if earlier is not None:
+            return earlier
+        current = current_incumbent(session, get_cycle(session, context.cycle_id).model, context.settings)
+    context.event(
+        INCUMBENT,
+        StageState.FINISHED,
+        composition=asdict(current.composition),
+        live=list(current.live),
+        promoted_at=current.promoted_at.isoformat() if current.promoted_at else None,
+    )
+    return current
+
+
+def find_incumbent(session: Session, cycle_id: str) -> Incumbent | None:
+    """Return the incumbent that a cycle has recorded, the base model for a cycle that collected before; else None."""
+    events = list_stage_events(session, cycle_id)
+    for event in events:
+        if event.stage == INCUMBENT:
+            return _read(event.detail)
+    # Earlier releases collected with the base model, and recorded nothing.
+    return Incumbent() if any(event.stage == "collect" for event in events) else None
+
+
+def _read(detail: Mapping[str, Any]) -> Incumbent:
+    promoted_at = detail["promoted_at"]
+    return Incumbent(
+        read_composition(detail["composition"]),
+        tuple(detail["live"]),
+        datetime.fromisoformat(promoted_at) if promoted_at else None,
+    )
+
+
+def current_incumbent(session: Session, model: str, settings: Settings) -> Incumbent:
+    """Return what answers now, of the adapter versions of this base model."""
+    live = [name for name in serving_adapters(session) if _model_of(session, name) == model]
+    if not live:
+        return Incumbent()
+    composition = serving_composition(read_choices(compositions(session).values()), live)
+    promoted_at = max(entry.at for entry in live_adapters(session))
+    # Without a choice the router of the settings decides among all of them.
+    return Incumbent(composition or Composition(tuple(live), settings.routing.router), tuple(live), promoted_at)
+
+
+def _model_of(session: Session, adapter: str) -> str:
+    return get_cycle(session, get_adapter(session, adapter).cycle_id).model
+
+
+async def incumbent_player(context: Context) -> Player:
+    """Return the incumbent as a player, with its versions served.
+
+    Raises:
+        StageError: One of its versions is in quarantine by now, or its files differ.
+    """
+    incumbent = incumbent_of(context)
+    if incumbent.is_base:
+        return Player(BASE)
+    composition = incumbent.composition
+    for name in composition.models:
+        try:
+            await serve_version(context, name)
+        except CapabilityError as error:
+            raise StageError(
+                f"{incumbent.title} can no longer answer: {error.message}",
+                hint="traced cycle cancel, then traced cycle start: a new cycle begins with what is live by then",
+            ) from error
+    routers_by_name = await live_routers(context, composition.routed) if composition.router else {}
+    return SystemPlayer(INCUMBENT, composition=composition, routers=routers_by_name)
+
+
+async def candidate_player(context: Context, adapter: str) -> Player:
+    """Return the live system with an adapter version, which is served; without live adapters the version alone.
+
+    Raises:
+        CapabilityError: The version is in quarantine, or its files differ.
+    """
+    incumbent = incumbent_of(context)
+    await serve_version(context, adapter)
+    if incumbent.is_base:
+        return Player(adapter)
+    composition = with_version(incumbent.composition, adapter, context.settings.routing.router)
+    routers_by_name = await routers(context, composition.routed) if composition.router else {}
+    return SystemPlayer(candidate_model(adapter), composition=composition, routers=routers_by_name)
+
+
+def with_version(composition: Composition, adapter: str, router: str) -> Composition:
+    """Return a composition that has an adapter version as well.
+
+    It replaces the version of its capability, if there is one, and answers everything where that one or a merged
+    version does. Otherwise a router decides, and what it leaves to the base model has the model that had it before.
+
+    Args:
+        router: The name of the router where the composition has none.
+    """
+    capability = capability_of(adapter)
+    if capability in (MERGED, capability_of(composition.model)):
+        return Composition((adapter,))
+    routed = [name for name in composition.routed if capability_of(name) != capability]
+    default = composition.default
+    if not composition.router:
+        routed, default = [], composition.model if composition.models else ""
+    models = (*routed, adapter, *([default] if default else []))
+    return Composition(models, composition.router or router, composition.by_turn, default)
+
+
+async def save_answering_models(
+    context: Context, player: Player, trajectories: Sequence[Trajectory], temperature: float
+) -> None:
+    """Store which model answered each episode of a composition; one without a router has a single model."""
+    if not isinstance(player, SystemPlayer):
+        return
+    policy = await player.policy(context, temperature)
+    if isinstance(policy, RoutedPolicy):
+        choices = await routing_choices(policy, trajectories)
+    else:
+        model = player.composition.model
+        choices = [RoutingChoice(row.id, model, {}, 0.0) for row in trajectories if row.outcome.is_judged]
+    with context.write_session() as session:
+        save_routing(session, choices)
