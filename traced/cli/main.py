@@ -45,7 +45,7 @@ VERBS = {
     "demo": Verb(
         "demo", "demo", "Run one full cycle, or resume a stopped one, and print the success rates before and after."
     ),
-    "collect": Verb("stages", "collect", "Record episodes of the base model on the target's train split."),
+    "collect": Verb("stages", "collect", "Record episodes of the live system on the target's train split."),
     "import": Verb(
         "interchange",
         "import_",

@@ -72,7 +72,7 @@ def collect(
     threads: Threads = None,
     as_json: AsJson = False,
 ) -> None:
-    """Record episodes of the base model on the target's train split.
+    """Record episodes of the live system on the target's train split.
 
     For a target of recorded conversations: select those that have an outcome for a new analysis.
     """

@@ -129,7 +129,7 @@ class CycleFigures:
     model: str
     seed: int
     has_episodes: bool = True
-    collected: dict[Outcome, int] = field(default_factory=dict)  # episodes of the base model on the train split
+    collected: dict[Outcome, int] = field(default_factory=dict)  # episodes of the incumbent on the train split
     analysed: dict[str, int] = field(default_factory=dict)  # trajectories by origin; empty until analysed
     findings: list[Finding] = field(default_factory=list)
     adapters: list[AdapterFigures] = field(default_factory=list)
