@@ -95,9 +95,13 @@ def scripted_stages(context: Context, cut_at: str) -> Stages:
         at("compose")
         return []
 
+    async def attribute(cycle: str, capabilities: list[str]) -> list[str]:
+        return capabilities
+
     return Stages(
         collect,
         analyze,
+        attribute,
         synthesize,
         admit,
         train,

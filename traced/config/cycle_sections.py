@@ -51,6 +51,11 @@ class AnalysisSection(Section):
     strict: bool = Field(
         default=False, description="whether the low end of the gap's interval must reach delta, and not only the gap"
     )
+    attributed: int = Field(
+        default=100,
+        ge=0,
+        description="maximum number of failures of the live system whose tasks are played again with each live adapter",
+    )
     production: int = Field(
         default=500, ge=0, description="newest judged production conversations to analyse as well; 0: none"
     )

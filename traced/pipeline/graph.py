@@ -131,7 +131,11 @@ def _strict() -> JsonPlusSerializer:
 
 
 class CycleState(TypedDict, total=False):
-    """Ids of one cycle; ``adapters`` are the versions whose gate passed, in the order of ``capabilities``."""
+    """Ids of one cycle.
+
+    ``capabilities`` are the retained ones, after the attribution those to train; ``adapters`` are the versions whose
+    gate passed, in their order.
+    """
 
     cycle_id: str
     capabilities: list[str]
@@ -306,7 +310,7 @@ def _capability_graph(stages: Stages, attempts: int, capacity: CapacityLimiter, 
 
 
 def _fan_out(state: CycleState) -> list[Send] | str:
-    """Start one subgraph per retained capability; without any, go straight to the report, which says so."""
+    """Start one subgraph per capability to train; without any, go straight to the report, which says so."""
     sends = [Send("capability", {"cycle_id": state["cycle_id"], "capability": name}) for name in state["capabilities"]]
     return sends or "report"
 
@@ -328,6 +332,9 @@ def build_graph(
 
     async def analyze(state: CycleState) -> CycleState:
         return {"capabilities": await stages.analyze(state["cycle_id"])}
+
+    async def attribute(state: CycleState) -> CycleState:
+        return {"capabilities": await stages.attribute(state["cycle_id"], state["capabilities"])}
 
     async def compose(state: CycleState) -> CycleState:
         cycle_id, adapters, joint_versions = state["cycle_id"], state.get("adapters", []), []
@@ -357,12 +364,13 @@ def build_graph(
         return {}
 
     graph = StateGraph(CycleState)
-    for node in (collect, analyze, compose, approval, promote, evaluate, report):
+    for node in (collect, analyze, attribute, compose, approval, promote, evaluate, report):
         graph.add_node(node.__name__, node)
     graph.add_node("capability", _capability_graph(stages, attempts, CapacityLimiter(trainings), prompt_first))
     graph.add_edge(START, "collect")
     graph.add_edge("collect", "analyze")
-    graph.add_conditional_edges("analyze", _fan_out, ["capability", "report"])
+    graph.add_edge("analyze", "attribute")
+    graph.add_conditional_edges("attribute", _fan_out, ["capability", "report"])
     order = ("capability", "compose", "approval", "promote", "evaluate")
     for start_node, end_node in pairwise(order):
         graph.add_edge(start_node, end_node)

@@ -34,7 +34,7 @@ from traced.pipeline.stages import PROMPT
 
 WENT_BACK = "cycle went back"
 END = "end"
-NODES = ("collect", "analyze", "capability", "compose", "approval", "promote", "evaluate", "report")
+NODES = ("collect", "analyze", "attribute", "capability", "compose", "approval", "promote", "evaluate", "report")
 log = logging.getLogger(__name__)
 
 

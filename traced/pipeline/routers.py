@@ -1,7 +1,8 @@
 """The routers over a cycle's live adapters, and the training examples of the hidden-state router.
 
 Examples are openings of each adapter's own synthetic environment, and openings of labelled conversations that needed
-exactly one of the adapters' capabilities (for the base model: none). No gate or test seed is ever used. The
+exactly one of the adapters' capabilities (for the base model: none), or that another model than the one that failed
+solves. No gate or test seed is ever used. The
 classifiers of a cycle, one for each set of adapters, are stored in its folder and fitted again only for another base
 model or other embeddings, so every process routes alike. Routers of ``traced serve`` see only the published one: that
 of the promoted adapters. It is fitted on the embeddings that ``traced serve`` decides on: those of
@@ -19,9 +20,10 @@ from sqlmodel import Session
 
 from sandbox.client import SandboxSource
 from sandbox.errors import EngineDown, ImageMissing, SandboxError
-from store.records import RoutingChoice
+from store.records import RoutingChoice, StageState
 from store.repositories.adapters import cycles_with_adapters, get_adapter
 from store.repositories.capabilities import labelled_trajectories, list_labels
+from store.repositories.cycles import list_stage_events
 from store.repositories.environments import get_environment
 from store.repositories.routers import save_fitted_router
 from store.repositories.trajectories import get_trajectories
@@ -30,6 +32,7 @@ from traced.core.files import publish_file
 from traced.inference.adapter_base import base_digest
 from traced.inference.errors import EmbeddingsError, RouterFileError, RouterFitError
 from traced.inference.policies import Policy
+from traced.pipeline.attribution import ATTRIBUTE, MISROUTED
 from traced.pipeline.context import Context, RunningStage
 from traced.pipeline.episodes import model_policy
 from traced.routing.composition import Composition
@@ -54,6 +57,7 @@ CLASSIFIERS = "classifiers"  # the folder of a cycle with the classifiers that i
 # Seeds of a synthetic environment; training, gates and prompts use others, so the router is not fitted on test data.
 ROUTING_SEEDS = range(1_000_000, 1_000_200)
 
+NO_SOLVERS: Mapping[str, str] = {}
 Example = tuple[str, str]  # an opening text, and the model that should serve it
 
 
@@ -261,12 +265,24 @@ def labelled_examples(session: Session, cycles: Sequence[str], models: Mapping[s
         missing_models = {model for name, model in remaining.items() if name in labelled_models} | (
             {BASE} if place == 0 else set()
         )
-        examples = target_examples(analyzed(session, cycle_id), labels, labelled_models) if labelled_models else []
+        solvers = {
+            key: BASE if model == BASE else models.get(capability_of(model), "")
+            for key, model in misrouted(session, cycle_id).items()
+        }
+        examples = target_examples(analyzed(session, cycle_id), labels, labelled_models, solvers) if labels else []
         selected += [(text, model) for text, model in examples if model in missing_models]
         remaining = {name: model for name, model in remaining.items() if name not in labelled_models}
         if not remaining:
             break
     return selected
+
+
+def misrouted(session: Session, cycle_id: str) -> dict[str, str]:
+    """Return the models that solve the tasks of a cycle's misrouted conversations, by the conversation's id."""
+    for event in reversed(list_stage_events(session, cycle_id)):
+        if event.stage == ATTRIBUTE and event.state is StageState.FINISHED:
+            return dict(event.detail[MISROUTED])
+    return {}
 
 
 def analyzed(session: Session, cycle_id: str) -> list[Trajectory]:
@@ -275,12 +291,19 @@ def analyzed(session: Session, cycle_id: str) -> list[Trajectory]:
 
 
 def target_examples(
-    trajectories: Sequence[Trajectory], labels: Sequence[Label], models: Mapping[str, str]
+    trajectories: Sequence[Trajectory],
+    labels: Sequence[Label],
+    models: Mapping[str, str],
+    solvers: Mapping[str, str] = NO_SOLVERS,
 ) -> list[Example]:
     """Return openings that needed one capability of ``models`` (capability -> adapter), or none (base model).
 
     A capability is needed if most runs do not say NA. Trajectories that some run did not label, or that needed
     several capabilities, are left out.
+
+    Args:
+        solvers: The model of misrouted trajectories that solves their task, which says more than their labels; "" for
+            one that is not routed to.
     """
     runs: Counter[tuple[str, str]] = Counter()
     needed_counts: Counter[tuple[str, str]] = Counter()
@@ -292,6 +315,10 @@ def target_examples(
     for trajectory in trajectories:
         if trajectory.outcome is Outcome.INFRASTRUCTURE:
             # It was cut off before it could show what it needed.
+            continue
+        if trajectory.id in solvers:
+            if solvers[trajectory.id]:
+                examples.append((routed_text(opening_messages(trajectory.messages)), solvers[trajectory.id]))
             continue
         cells = {capability: (trajectory.id, capability) for capability in models}
         needed_models = [

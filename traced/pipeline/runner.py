@@ -14,6 +14,7 @@ from traced.core.errors import CycleChanged
 from traced.evaluation.figures import ON_TARGET
 from traced.pipeline import compose
 from traced.pipeline.analyze import stored_findings
+from traced.pipeline.attribution import ATTRIBUTE
 from traced.pipeline.collect import collection_title
 from traced.pipeline.context import Context
 from traced.pipeline.evaluate import EPISODES, TRAINING, TYPICAL_CAPABILITIES, expected_s
@@ -84,7 +85,7 @@ class InProcessRunner:
         if stage == "evaluate":
             self.context.progress.drop(TESTS)
         value = await run_stage(self.context, stage, *arguments)
-        if stage == "analyze":
+        if stage == ATTRIBUTE:
             _announce_capabilities(self.context, value)
         return value
 
@@ -119,7 +120,11 @@ def _announce(context: Context) -> None:
     """Show the planned stages; those finished by an earlier process are left out."""
     findings = stored_findings(context)
     if findings:
-        _announce_capabilities(context, [finding.capability for finding in findings if finding.retained])
+        retained = [finding.capability for finding in findings if finding.retained]
+        with context.read_session() as session:
+            events = list_stage_events(session, context.cycle_id)
+        attributed = [event.detail["train"] for event in events if event.stage == ATTRIBUTE and "train" in event.detail]
+        _announce_capabilities(context, attributed[-1] if attributed else retained)
         return
     settings, plan = context.settings, context.progress.plan
     episodes = 0 if context.target.is_recorded else settings.collect.episodes

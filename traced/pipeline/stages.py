@@ -26,6 +26,7 @@ class Stages:
 
     collect: Callable[[str], Awaitable[None]]
     analyze: Callable[[str], Awaitable[list[str]]]  # -> names of the retained capabilities
+    attribute: Callable[[str, list[str]], Awaitable[list[str]]]  # cycle, retained capabilities -> those to train
     synthesize: Callable[[str, str, int], Awaitable[str]]  # cycle, capability, attempt -> environment hash
     admit: Callable[[str, str, str], Awaitable[bool]]  # cycle, capability, environment hash
     train: Callable[[str, str, str], Awaitable[str]]  # cycle, capability, environment hash -> adapter version
@@ -57,6 +58,7 @@ def _no_value(result: object) -> None:
 VALUES: dict[str, Callable[[Any], object]] = {
     "collect": _no_value,
     "analyze": _unchanged,
+    "attribute": _unchanged,
     "synthesize": _unchanged,
     "admit": _unchanged,
     PROMPT: skip_reason,
@@ -115,6 +117,7 @@ def cycle_stages(runner: StageRunner) -> Stages:
     return Stages(
         collect=lambda cycle_id: run("collect"),
         analyze=lambda cycle_id: run("analyze"),
+        attribute=lambda cycle_id, capabilities: run("attribute", capabilities),
         synthesize=lambda cycle_id, capability, attempt: run("synthesize", capability, attempt, capability=capability),
         admit=lambda cycle_id, capability, environment: run("admit", capability, environment, capability=capability),
         train=lambda cycle_id, capability, environment: run("train", capability, environment, capability=capability),

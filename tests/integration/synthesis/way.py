@@ -62,6 +62,9 @@ async def walk(context: Context) -> dict[str, str]:
     async def analyze(cycle_id: str) -> list[str]:
         return [NAME]
 
+    async def attribute(cycle_id: str, capabilities: list[str]) -> list[str]:
+        return capabilities
+
     async def train(cycle_id: str, capability: str, environment: str) -> str:
         finished["admitted"] = environment
         return f"{capability}@v1"
@@ -75,7 +78,9 @@ async def walk(context: Context) -> dict[str, str]:
     real = cycle_stages(InProcessRunner(context))
     other_items: dict[str, Any] = {field.name: nothing for field in dataclasses.fields(Stages)}
     stages = Stages(**{**other_items, "synthesize": real.synthesize, "admit": real.admit, "analyze": analyze})
-    stages = dataclasses.replace(stages, train=train, gate=gate, drop=drop, requested_rounds=question)
+    stages = dataclasses.replace(
+        stages, attribute=attribute, train=train, gate=gate, drop=drop, requested_rounds=question
+    )
     async with checkpoints(context.data_dir, context.settings.store_url) as saver:
         graph = build_graph(stages, saver, attempts=context.settings.synthesis.max_environments)
         await advance(graph, context.cycle_id)

@@ -52,6 +52,7 @@ class Script:
 
     capabilities: list[str] = field(default_factory=lambda: ["alpha", "beta"])
     refusals: set[str] = field(default_factory=set)  # environment hashes
+    closed: set[str] = field(default_factory=set)  # retained capabilities that are not trained
     failing: dict[str, str] = field(default_factory=dict)  # capability -> stage that raises CapabilityError
     gates: dict[str, bool] = field(default_factory=dict)  # adapter -> passes
     decisions: dict[str, bool] = field(default_factory=dict)  # adapter -> approved
@@ -152,9 +153,15 @@ class Script:
             await self.hit("compose", " ".join(joint_versions))
             return [*self.merged, *joint_versions] if adapters else []
 
+        async def attribute(cycle: str, capabilities: list[str]) -> list[str]:
+            if self.closed:
+                await self.hit("attribute")
+            return [name for name in capabilities if name not in self.closed]
+
         return Stages(
             collect,
             analyze,
+            attribute,
             synthesize,
             admit,
             train,
@@ -182,6 +189,19 @@ def run(script: Script, data_dir: Path, attempts: int = 3) -> CycleStatus:
             return await advance(graph, CYCLE)
 
     return asyncio.run(live())
+
+
+def test_a_capability_that_is_not_trained_costs_only_its_collection(tmp_path: Path) -> None:
+    script = Script(closed={"alpha"}, decisions={"beta@v1": True}, cut_at="train beta")
+    with pytest.raises(PowerCut):
+        run(script, tmp_path)
+    script.cut_at = ""
+    assert run(script, tmp_path).finished
+    assert not [call for call in script.calls if "alpha" in call]
+    (tmp_path / "nothing").mkdir()
+    nothing = Script(closed={"alpha", "beta"})
+    assert run(nothing, tmp_path / "nothing").finished
+    assert nothing.calls == ["collect", "analyze", "attribute", "report"]
 
 
 def approved(*names: str) -> dict[str, bool]:

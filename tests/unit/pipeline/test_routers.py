@@ -196,3 +196,10 @@ async def test_only_the_classifier_of_promoted_adapters_is_published(
         await router_stage.hidden_state_router(context, ["alpha@v1"], publish=True)
         assert read_classifier(file).classes == ["alpha@v1", "base"]
     assert fits == [["alpha@v1", "beta@v1", "gamma@v1"], ["alpha@v1", "beta@v1"], ["alpha@v1"]]
+
+
+def test_a_misrouted_conversation_is_an_example_of_what_solves_its_task() -> None:
+    models, verdicts = {"dates": "d@v1"}, labels("t1", dates=[LACKING])
+    assert target_examples([trajectory("t1")], verdicts, models, {"t1": "base"}) == [("I am t1", "base")]
+    assert target_examples([trajectory("t1")], verdicts, models, {"t2": "base"}) == [("I am t1", "d@v1")]
+    assert target_examples([trajectory("t1")], verdicts, models, {"t1": ""}) == []

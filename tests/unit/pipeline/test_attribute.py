@@ -1,0 +1,150 @@
+"""The attribution stage plays failed tasks again, and decides what is trained, closed or left aside."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from sandbox.contract import Message, Tool
+from store.database import write_session
+from store.records import AdapterVersion, Cycle, CycleState, Finding, RunState, TrainingRun
+from store.repositories.adapters import save_adapter, save_training_run, set_training_state
+from store.repositories.capabilities import save_capabilities, save_findings, save_labels
+from store.repositories.cycles import list_stage_events, save_cycle
+from store.repositories.promotions import save_gate
+from store.types import GateAnswer, GateResult, Label, Outcome, Verdict
+from tests.unit.pipeline.contexts import context_with_chain
+from tests.unit.store.chain import CAPABILITY, HASH, later
+from traced.inference.client import Completion
+from traced.inference.policies import Policy
+from traced.pipeline import attribute as attribute_module
+from traced.pipeline import episodes, incumbent
+from traced.pipeline.attribute import attribute, left_aside
+from traced.pipeline.attribution import ATTRIBUTE
+from traced.pipeline.collect import collect, collected
+from traced.pipeline.context import Context
+from traced.pipeline.incumbent import Incumbent
+from traced.pipeline.routers import misrouted
+from traced.routing.composition import Composition
+
+DATES, SEATS = "date-reasoning@v1", "seats@v1"
+WORLDS = Path(__file__).parents[1] / "targets" / "worlds.py"
+
+
+class Agent:
+    """Solves the tasks of ``Echo`` whose number leaves one of these remainders by 4; samples them right when warm."""
+
+    def __init__(self, *remainders: int) -> None:
+        self.remainders = remainders
+
+    async def complete(self, messages: list[Message], tools: list[Tool], *, seed: int) -> Completion:
+        word = str(messages[-1]["content"])
+        is_solved = int(word.removeprefix("word-")) % 4 in self.remainders
+        return Completion({"role": "assistant", "content": word if is_solved else ""}, [], [], [], "stop")
+
+
+@pytest.fixture
+def context(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Context]:
+    """Yield the context of a second cycle: one adapter answers all; what fails, another one solves, or nothing."""
+    agents = {"base": Agent(), DATES: Agent(0, 1), SEATS: Agent(2)}
+
+    async def policy(context: Context, model: str, temperature: float) -> Policy:
+        return agents[model]
+
+    async def nothing(*_: object) -> None:
+        return None
+
+    monkeypatch.setattr(episodes, "model_policy", policy)
+    monkeypatch.setattr("traced.pipeline.routers.model_policy", policy)
+    for module in (incumbent, attribute_module):
+        monkeypatch.setattr(module, "serve_version", nothing)
+    live = Incumbent(Composition((DATES,)), (DATES, SEATS), later(8))
+    monkeypatch.setattr(incumbent, "current_incumbent", lambda *_: live)
+    settings: dict[str, object] = {"target.name": "acme", "target.kind": "python", "target.factory": f"{WORLDS}:Echo"}
+    with context_with_chain(tmp_path, settings | {"collect.episodes": 60}) as first:
+        with first.write_session() as session:
+            save_cycle(session, Cycle("c2", "acme", "bundled", 0, {}, CycleState.RUNNING, later(60)))
+        yield replace(first, cycle_id="c2")
+
+
+def analysed(context: Context, gaps: dict[int, str]) -> None:
+    """Store the analysis: failures of the tasks of each remainder lacked this capability."""
+    names = sorted({*gaps.values(), "date-reasoning"})
+    labels = [
+        Label(row.id, name, 0, Verdict.LACKING if gaps.get(int(row.task_id) % 4) == name else Verdict.PRESENT)
+        for row in collected(context)
+        for name in names
+        if row.outcome is Outcome.FAILURE
+    ]
+    with write_session(context.store) as session:
+        save_capabilities(session, context.cycle_id, [replace(CAPABILITY, name=name) for name in names])
+        save_labels(session, context.cycle_id, labels)
+        findings = [
+            Finding(context.cycle_id, name, 0.3, 0.2, 0.0, 0.3, 1, 1, name in gaps.values(), {}) for name in names
+        ]
+        save_findings(session, findings)
+
+
+async def test_what_another_adapter_solves_is_the_routers_and_the_rest_is_trained(context: Context) -> None:
+    await collect(context)
+    analysed(context, {2: "seats", 3: "refunds"})
+    assert await attribute(context, ["seats", "refunds"]) == ["refunds"]
+    with context.read_session() as session:
+        event = list_stage_events(session, context.cycle_id)[-1]
+        solvers = misrouted(session, context.cycle_id)
+    tasks = {row.id: int(row.task_id) % 4 for row in collected(context)}
+    assert event.stage == ATTRIBUTE
+    assert event.detail["closed"] == [{"capability": "date-reasoning", "adapter": DATES, "gap": 0.3, "coverage": 0.2}]
+    assert event.detail["not_residual"].keys() == {"seats"}
+    assert {*event.detail["kinds"]["refunds"]} == {"new"}
+    assert {tasks[key] for key in solvers} == {2}
+    assert {*solvers.values()} == {SEATS}
+    # Repeated after a kill, it plays nothing anew and says the same.
+    assert await attribute(context, ["seats", "refunds"]) == ["refunds"]
+
+
+async def test_what_its_own_version_still_fails_is_trained_again(context: Context) -> None:
+    await collect(context)
+    analysed(context, {2: "date-reasoning", 3: "date-reasoning"})
+    assert await attribute(context, ["date-reasoning"]) == ["date-reasoning"]
+    with context.read_session() as session:
+        kinds = list_stage_events(session, context.cycle_id)[-1].detail["kinds"]["date-reasoning"]
+    assert kinds.keys() == {"routing", "residual"}
+
+
+@pytest.mark.parametrize(
+    ("answers", "is_left_aside"),
+    [
+        (["fail", "fail"], True),
+        (["pass", "inconclusive", "fail"], True),
+        (["fail", "pass"], False),
+        (["fail", "pass", "fail"], False),
+        (["fail"], False),
+        (["nothing to learn", "fail"], True),
+        (["fail", "fail", "other synthesizer"], False),
+        ([], False),
+    ],
+)
+def test_a_capability_whose_last_two_trainings_failed_is_left_aside(
+    tmp_path: Path, answers: list[str], is_left_aside: bool
+) -> None:
+    with context_with_chain(tmp_path, {}) as context, context.write_session() as session:
+        for number, answer in enumerate(answers):
+            cycle_id, run_id, name = f"e{number}", f"e{number}/refunds/x", f"refunds@v{number + 1}"
+            config = {"synthesis": {"synthesizer": "llm"}} if answer == "other synthesizer" else {}
+            at = later(100 + number)
+            save_cycle(session, Cycle(cycle_id, "desk", "bundled", 0, config, CycleState.FINISHED, at))
+            save_training_run(
+                session, TrainingRun(run_id, cycle_id, "refunds", HASH, "bundled", 0, {}, RunState.RUNNING, at)
+            )
+            if answer == "nothing to learn":
+                set_training_state(session, run_id, RunState.FAILED, at=at, detail=answer)
+                continue
+            version = AdapterVersion(name, "refunds", number + 1, "/adapters", {}, cycle_id, run_id, HASH, at)
+            save_adapter(session, version)
+            gate_answer = GateAnswer(answer if answer != "other synthesizer" else "fail")
+            save_gate(session, GateResult(name, gate_answer, [], 1), cycle_id=cycle_id, at=at)
+        save_cycle(session, Cycle("now", "desk", "bundled", 0, {}, CycleState.RUNNING, later(900)))
+        assert bool(left_aside(session, "now", "refunds")) == is_left_aside
+        assert not left_aside(session, "now", "seats")

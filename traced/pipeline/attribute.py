@@ -1,0 +1,231 @@
+"""The attribution stage: decide which of the retained capabilities are trained.
+
+Once adapters are live, the tasks of the incumbent's failures are played again with each live version alone, the base
+model and the incumbent, and each failure is attributed (``traced.pipeline.attribution``). Then, for each capability:
+
+- one that is retained and has no live version is trained;
+- one with a live version is trained again if at least ``RESIDUAL_SHARE`` of its failures that are no chance are those
+  of its own version; the others are examples for the router's next fit;
+- one with a live version that the analysis does not retain is closed, with its gap;
+- one whose ``FAILED_TRAININGS`` last trainings on this base model, target and synthesizer did not pass their gate is
+  left postponed.
+
+Conversations of a recorded target cannot be played again: what answered them is compared with what they lacked.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from sqlmodel import Session
+
+from store.records import Cycle, Finding, RunState
+from store.repositories.adapters import adapters_of_runs, list_training_runs
+from store.repositories.capabilities import list_labels
+from store.repositories.cycles import get_cycle, list_cycles, list_stage_events
+from store.repositories.evidence import INCUMBENT
+from store.repositories.promotions import latest_gate
+from store.repositories.serving import answering_models
+from store.types import GateAnswer, Outcome, Trajectory
+from traced.evaluation.figures import percent
+from traced.pipeline.adapter_files import serve_version
+from traced.pipeline.analyze import stored_findings
+from traced.pipeline.attribution import (
+    ATTRIBUTE,
+    MISROUTED,
+    Attribution,
+    Kind,
+    Needs,
+    attribute_failures,
+    by_capability,
+    needs_of,
+)
+from traced.pipeline.collect import collected
+from traced.pipeline.context import Context, RunningStage
+from traced.pipeline.episodes import BASE, Player, episodes
+from traced.pipeline.incumbent import Incumbent, incumbent_of, incumbent_player
+from traced.pipeline.train import STOPPED_BY
+from traced.rollouts.episodes import EpisodeJob
+from traced.routing.composition import MERGED
+from traced.routing.router_files import capability_of
+
+RESIDUAL_SHARE = 0.25
+FAILED_TRAININGS = 2
+
+
+async def attribute(context: Context, capabilities: Sequence[str]) -> list[str]:
+    """Return those of the retained capabilities that are trained, in their order."""
+    incumbent = incumbent_of(context)
+    with context.read_session() as session:
+        postponed = {name: reason for name in capabilities if (reason := left_aside(session, context.cycle_id, name))}
+    if incumbent.is_base and not postponed:
+        return list(capabilities)
+    with context.stage(ATTRIBUTE, "Attribute the failures of the live system") as stage:
+        attributions = [] if incumbent.is_base else await _attributions(context, incumbent, stage)
+        counts = by_capability(attributions)
+        versions = versions_of(incumbent)
+        skipped = {
+            name: _text(counts[name])
+            for name in capabilities
+            if name in versions and name in counts and not _is_residual(counts[name])
+        }
+        to_train = [name for name in capabilities if name not in postponed and name not in skipped]
+        stage.detail = {
+            "train": to_train,
+            "closed": [_closed(finding, versions) for finding in _closed_findings(context, versions, capabilities)],
+            "left_aside": postponed,
+            "not_residual": skipped,
+            "kinds": {name: dict(kinds) for name, kinds in counts.items()},
+            MISROUTED: [
+                [attribution.trajectory_id, attribution.solver]
+                for attribution in attributions
+                if attribution.kind is Kind.ROUTING
+            ],
+            "attributions": [asdict(attribution) for attribution in attributions],
+        }
+        stage.figure = _figure(stage.detail)
+    return to_train
+
+
+def versions_of(incumbent: Incumbent) -> dict[str, str]:
+    """Return the live version of each capability; merged versions have none of their own."""
+    return {capability_of(name): name for name in incumbent.live if capability_of(name) != MERGED}
+
+
+async def _attributions(context: Context, incumbent: Incumbent, stage: RunningStage) -> list[Attribution]:
+    failures = [row for row in collected(context) if row.outcome is Outcome.FAILURE]
+    failures = failures[: context.settings.analysis.attributed]
+    with context.read_session() as session:
+        needs = needs_of(list_labels(session, context.cycle_id))
+        models = answering_models(session, failures)
+    needs_by_id = {row.id: needs.get(row.id, Needs()) for row in failures}
+    versions = versions_of(incumbent)
+    if context.target.is_recorded:
+        solvers = {key: _other_versions(needs_by_id[key], versions, models[key]) for key in needs_by_id}
+    else:
+        solvers = await _solvers(context, incumbent, failures, stage)
+    return attribute_failures(needs_by_id, solvers, versions, INCUMBENT)
+
+
+def _other_versions(needs: Needs, versions: Mapping[str, str], model: str) -> list[str]:
+    """Return the live versions of lacking capabilities that did not answer; none if one of them answered."""
+    names = [versions[name] for name in sorted(needs.gaps) if name in versions]
+    return [] if model in names else names
+
+
+async def _solvers(
+    context: Context, incumbent: Incumbent, failures: Sequence[Trajectory], stage: RunningStage
+) -> dict[str, list[str]]:
+    """Play the failures' tasks again, and return which models solve the task of each."""
+    jobs: dict[str, EpisodeJob] = {}
+    for row in failures:
+        seed = context.target.division.seed_of(row.task_id)
+        if seed is not None:
+            jobs[row.task_id] = EpisodeJob(seed, 0, "train", row.task_id)
+    for name in incumbent.live:
+        await serve_version(context, name)
+    players = [await incumbent_player(context), Player(BASE), *(Player(name) for name in incumbent.live)]
+    stage.reach(0, total=len(jobs) * len(players))
+    temperature = context.settings.engine.temperature
+    models_by_task: dict[str, list[str]] = {task: [] for task in jobs}
+    async with context.target_source() as source:
+        for player in players:
+            # The collection has episodes of the same model, task and trial at another temperature.
+            replays = await episodes(
+                context,
+                source,
+                list(jobs.values()),
+                await player.policy(context, temperature),
+                model=f"replay {player.name}",
+                temperature=temperature,
+                tokens=False,
+                tick=lambda _, name=player.name: stage.advance(figure=name),  # type: ignore[misc]
+            )
+            for row in replays:
+                if row.outcome is Outcome.SUCCESS:
+                    models_by_task[row.task_id].append(player.name)
+    return {row.id: models_by_task.get(row.task_id, []) for row in failures}
+
+
+def _is_residual(kinds: Mapping[Kind, int]) -> bool:
+    residual = kinds.get(Kind.RESIDUAL, 0) + kinds.get(Kind.COMPOUND, 0)
+    lasting = residual + kinds.get(Kind.ROUTING, 0) + kinds.get(Kind.NEW, 0)
+    return residual > 0 and residual >= RESIDUAL_SHARE * lasting
+
+
+def _text(kinds: Mapping[Kind, int]) -> str:
+    return ", ".join(f"{count} {kind.value}" for kind, count in kinds.items() if count)
+
+
+def _closed_findings(context: Context, versions: Mapping[str, str], retained: Sequence[str]) -> list[Finding]:
+    return [
+        finding
+        for finding in stored_findings(context)
+        if finding.capability in versions and finding.capability not in retained
+    ]
+
+
+def _closed(finding: Finding, versions: Mapping[str, str]) -> dict[str, Any]:
+    return {
+        "capability": finding.capability,
+        "adapter": versions[finding.capability],
+        "gap": finding.delta,
+        "coverage": finding.coverage,
+    }
+
+
+def left_aside(session: Session, cycle_id: str, capability: str) -> str:
+    """Return why a capability is not trained in a cycle although it is retained; "" if it may be.
+
+    Counted are the newest trainings of earlier cycles with the same base model, target and synthesizer. A training that
+    a person stopped does not count, and one that found nothing to learn counts as failed.
+    """
+    current = get_cycle(session, cycle_id)
+    reasons: list[str] = []
+    for cycle in list_cycles(session, target=current.target):
+        if cycle.id == cycle_id or cycle.created_at > current.created_at or cycle.model != current.model:
+            continue
+        result = _training_result(session, cycle, capability)
+        if result is None:
+            continue
+        if not result or _synthesizer(cycle) != _synthesizer(current):
+            return ""
+        reasons.append(f"{cycle.id}: {result}")
+        if len(reasons) == FAILED_TRAININGS:
+            return "its last trainings failed (" + "; ".join(reasons) + ")"
+    return ""
+
+
+def _training_result(session: Session, cycle: Cycle, capability: str) -> str | None:
+    """Return why the training of a capability in a cycle failed, "" if its gate passed; None if there was none."""
+    runs = [run for run in list_training_runs(session, cycle.id) if run.capability == capability]
+    stopped = any(
+        event.capability == capability and STOPPED_BY in event.detail for event in list_stage_events(session, cycle.id)
+    )
+    if not runs or stopped:
+        return None
+    adapter = adapters_of_runs(session, [runs[-1].id]).get(runs[-1].id)
+    if adapter is None:
+        return runs[-1].detail or "the training failed" if runs[-1].state is RunState.FAILED else None
+    gate = latest_gate(session, adapter)
+    if gate is None:
+        return None
+    return "" if gate.result.answer is GateAnswer.PASS else f"the gate of {adapter} answered {gate.result.answer.value}"
+
+
+def _synthesizer(cycle: Cycle) -> object:
+    """Return what writes a cycle's environments."""
+    synthesis = cycle.config.get("synthesis", {})
+    return synthesis.get("synthesizer"), cycle.config.get("llm", {}).get("model")
+
+
+def _figure(detail: Mapping[str, Any]) -> str:
+    parts = [f"train: {', '.join(detail['train']) or 'nothing'}"]
+    if detail["closed"]:
+        closed = [f"{row['capability']} (gap {percent(row['gap'] or 0.0)})" for row in detail["closed"]]
+        parts.append(f"closed: {', '.join(closed)}")
+    if detail["not_residual"]:
+        texts = [f"{name} ({text})" for name, text in detail["not_residual"].items()]
+        parts.append(f"not trained again: {', '.join(texts)}")
+    parts += [f"left aside: {name}, {text}" for name, text in detail["left_aside"].items()]
+    return "; ".join(parts)
