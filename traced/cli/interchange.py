@@ -115,7 +115,7 @@ def _print(file: Path, result: ImportResult, as_json: bool) -> None:
     passed = f", {result.passed} records without a model call" if result.passed else ""
     console.print(
         f"Trajectories from {file} ({result.source}): {outcomes}; "
-        f"{result.added} new, {result.replaced} with a new outcome, "
+        f"{result.added} new, {result.known} already stored, {result.replaced} with a new outcome, "
         f"{result.bad} invalid records skipped{judged_text}{passed}. Next: traced analyze",
         highlight=False,
         markup=False,

@@ -92,6 +92,8 @@ def _trajectory(job: ImportJob, record: Record) -> Trajectory:
         customer=_customer(job, value, request),
         started_at=next((time for time in times if time is not None), None),
         is_shared_task=bool(task),
+        # Where the task has a name of its own, that of the conversation tells equal trials apart.
+        name=job.redactor.name(name) if task else "",
         trial=trial if isinstance(trial, int) and 0 <= trial < 1 << 31 else 0,
         messages=redacted,
         tools=job.clean_tools(definitions),

@@ -208,17 +208,20 @@ def trajectory(
     customer: str = "",
     started_at: datetime | None = None,
     is_shared_task: bool = False,
+    name: str = "",
 ) -> Trajectory:
     """Return an imported trajectory, whose id is derived from its content.
 
     Args:
         customer: The hash of its customer's name.
+        name: Its name among the conversations of the task, if it has one: two may have the same words.
         is_shared_task: Whether several customers may have the task; else its id names this conversation.
     """
     task = storable(task_id)
     # The outcome is not part of the id, because a later file may state it for the same trajectory.
+    identity = [source, job.agent, task, trial, messages, *([name] if name else [])]
     return Trajectory(
-        id=f"{source}-{digest([source, job.agent, task, trial, messages])[:32]}",
+        id=f"{source}-{digest(identity)[:32]}",
         source=source,
         split=job.target.split(task, customer=customer, task=task if is_shared_task else ""),
         task_id=task,
