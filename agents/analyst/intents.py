@@ -59,12 +59,14 @@ class Intents:
     """The weighted cue words of each write tool.
 
     ``nouns`` are the cues that count as any part of speech; other cues count only as verbs. ``names`` are those of the
-    objects of writes, empty if objects have codes. ``pointers`` caches the (tool, cue) pairs of a stem.
+    objects of writes, empty if objects have codes. ``letter_codes`` are the words in capitals of calls and answers;
+    others are no codes but shouted. ``pointers`` caches the (tool, cue) pairs of a stem.
     """
 
     cues: dict[str, dict[str, float]]
     nouns: dict[str, frozenset[str]]
     names: frozenset[str] = frozenset()
+    letter_codes: frozenset[str] = frozenset()
     pointers: dict[str, list[tuple[str, str]]] = field(default_factory=dict, compare=False)
 
     def requests(self, view: View) -> list[Request]:
@@ -91,11 +93,12 @@ class Intents:
         asks = (_ASKS.search(clause.text) and not _DECLINES.search(clause.text)) or any(
             related(word_stem, cue) for word_stem in first for cue in cues
         )
+        codes = frozenset(code for code in clause.codes if not code.isalpha() or code in self.letter_codes)
         if tool is not None and asks:
-            for objects in _objects_of_requests(clause.codes):
+            for objects in _objects_of_requests(codes):
                 yield Request(clause.index, tool, objects, cues, clause.stems)
-        elif _QUESTION.search(clause.text) and clause.codes:
-            yield Request(clause.index, None, clause.codes, frozenset(), clause.stems)
+        elif _QUESTION.search(clause.text) and codes:
+            yield Request(clause.index, None, codes, frozenset(), clause.stems)
 
     def _best_tool(self, clause: Clause) -> tuple[str | None, frozenset[str]]:
         matched: dict[str, set[str]] = defaultdict(set)
@@ -145,7 +148,17 @@ def learn_intents(views: Sequence[View], declared: Mapping[str, Tool], kinds: Ma
         for word, weight in usage.companions(name):
             if not any(related(word, other_word) for other_word in elsewhere):
                 cues[name].setdefault(word, weight)
-    return Intents(cues, nouns, object_names(views, writes))
+    return Intents(cues, nouns, object_names(views, writes), _letter_codes(views))
+
+
+def _letter_codes(views: Sequence[View]) -> frozenset[str]:
+    values: set[str] = set()
+    for view in views:
+        for call in view.transcript.calls:
+            values.update(value for _, value in leaves(call.arguments or {}) if isinstance(value, str))
+            if call.result is not None:
+                values.update(value for _, value in leaves(call.result.value) if isinstance(value, str))
+    return frozenset(value for value in values if value.isalpha() and identifiers(value) == {value})
 
 
 def object_names(views: Sequence[View], writes: Sequence[str]) -> frozenset[str]:

@@ -199,6 +199,14 @@ def test_several_requests(question: str, parts: list[list[dict[str, object]]], e
     assert verdict("multi-step-completion", talk(user(question), *parts, agent("That is all.")))[0] is expected
 
 
+def test_words_in_capitals_are_objects_only_where_tools_know_them() -> None:
+    shouted = user("Please renew loan L501 until in 3 days. PLEASE renew my LICENCE to READ, or reserve me a SOFA.")
+    assert verdict("multi-step-completion", talk(shouted, renewal("L501")[1:], agent("Done.")))[0] is NA
+    codes = user("Please renew loan L501 until in 3 days. Also, I want to reserve copy KXWQZ.")
+    other = talk(calls("reserve_copy", OK, copy="KXWQZ", branch="north"), name="other")
+    assert verdict("multi-step-completion", talk(codes, renewal("L501")[1:], agent("Done.")), other)[0] is LACKING
+
+
 def test_asking_the_same_again() -> None:
     single = calls("find_loan", LOAN, loan="L501")
     assert verdict("moving-on", talk(user("Find L501."), single, single)) == (LACKING, 4)

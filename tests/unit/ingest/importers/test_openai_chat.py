@@ -66,9 +66,9 @@ def test_messages_tools_and_names(path: Path) -> None:
 
 def test_equal_trials_of_a_task_are_told_apart_by_their_names(path: Path) -> None:
     records = [{"id": name, "task_id": "t", "messages": HELLO} for name in ("a", "b", "a")]
-    (first, second, again), _ = read("openai", write(path, *records))
+    (first, second, repeated), _ = read("openai", write(path, *records))
     assert {first.task_id, second.task_id} == {"t"}
-    assert first.id == again.id != second.id
+    assert first.id == repeated.id != second.id
 
 
 def test_a_request_with_its_answer(path: Path) -> None:
