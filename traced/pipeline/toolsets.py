@@ -22,6 +22,7 @@ from datetime import UTC, datetime
 from agents.transcript import tool_function
 from store.repositories.trajectories import JudgedRow
 from store.types import INFERRED, JsonObject, Outcome, Tool, Trajectory
+from traced.ingest.importers.tau_bench import ToolInference
 
 # The least numbers of successes and failures of which a perfect contrast is significant: Fisher's exact test gives
 # p = 0.029 for 4 against 4 and p = 0.1 for 3 against 3.
@@ -155,8 +156,17 @@ def select_toolset(
 
 
 def with_declared_tools(trajectories: Sequence[Trajectory]) -> list[Trajectory]:
-    """Return conversations of one tool set, those with inferred tools or none with the latest declared ones."""
+    """Return conversations of one tool set, those with inferred tools or none with the latest declared ones.
+
+    Where no conversation has a list of tools, all get one that is inferred from the calls, and is marked so.
+    """
     declared = [row for row in trajectories if row.tools and not _is_inferred(row.tools)]
+    if not any(row.tools for row in trajectories):
+        inference = ToolInference()
+        for row in trajectories:
+            inference.observe(row.messages)
+        tools = inference.tools()
+        return [replace(row, tools=tools) for row in trajectories]
     if not declared:
         return list(trajectories)
     latest = max(declared, key=lambda row: (row.started_at or EARLIEST, row.id)).tools

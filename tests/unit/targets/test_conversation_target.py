@@ -12,6 +12,9 @@ import pytest
 from sqlalchemy import Engine
 
 from agents.analyst.llm.analysis import Analysis
+from agents.tool_schemas import merged_tools
+from agents.transcript import transcript
+from sandbox.admission.interface import is_same_tool
 from store.database import open_store, read_session, write_session
 from store.records import Finding
 from store.repositories.cycles import list_cycles, list_stage_events
@@ -294,6 +297,24 @@ async def test_a_world_is_made_of_the_conversations_of_one_tool_set(tmp_path: Pa
         with context.write_session() as session:
             save_trajectories(session, [*earlier, *latest])
         assert set((await make_world(context)).conversations) == {row.id for row in latest}
+
+
+async def test_tools_that_no_trace_lists_are_inferred_from_the_calls_and_marked(tmp_path: Path) -> None:
+    function = {"name": "search", "arguments": json.dumps({"id": "R1"})}
+    call = {"role": "assistant", "content": None, "tool_calls": [{"id": "c", "type": "function", "function": function}]}
+    messages = [{"role": "user", "content": "hi"}, call, {"role": "tool", "tool_call_id": "c", "content": "{}"}]
+    outcomes = [Outcome.SUCCESS, Outcome.FAILURE] * 4
+    with new_cycle(tmp_path) as context:
+        rows = [conversation(number, row, messages=messages, tools=[]) for number, row in enumerate(outcomes)]
+        with context.write_session() as session:
+            save_trajectories(session, rows)
+        selected = await collect(context)
+    [tool] = selected[0].tools
+    assert tool[INFERRED]
+    assert tool["function"]["parameters"]["properties"] == {"id": {"type": "string"}}
+    assert all(row.tools == [tool] for row in selected)
+    [environment_tool] = merged_tools(map(transcript, selected))  # what the built-in synthesizer's environments offer
+    assert is_same_tool(environment_tool, tool)
 
 
 async def test_no_tool_set_with_enough_outcomes_says_so(tmp_path: Path) -> None:
