@@ -249,7 +249,9 @@ def _store_place(data_dir: Path | None, overrides: list[str] | None) -> tuple[Pa
     else:
         url = store_url(directory, pairs.get("store.url"))
     if url == default_store_url(directory) and not (directory / "traced.db").exists():
-        raise TracedError(f"{directory} has no store yet", hint="create one with traced demo or traced collect")
+        raise TracedError(
+            f"{directory} has no store yet", hint="create one with traced up, traced demo or traced import"
+        )
     return directory, url
 
 

@@ -45,7 +45,9 @@ def changing(settings: Settings) -> Iterator[Session]:
 def opened_store(settings: Settings) -> Iterator[Engine]:
     """Open the engine of the store for the block; raises ``TracedError`` if there is no store, and creates none."""
     if not is_made(settings):
-        raise TracedError(f"{settings.data_dir} has no store yet", hint="create one with traced demo or traced collect")
+        raise TracedError(
+            f"{settings.data_dir} has no store yet", hint="create one with traced up, traced demo or traced import"
+        )
     engine = open_store(settings.store_url)
     try:
         yield engine
