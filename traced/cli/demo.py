@@ -1,4 +1,4 @@
-"""The command ``traced demo``: one full cycle on a target with its model, from the first episode to the report.
+"""The command ``traced demo``: full cycles on a target with its model, from the first episode to the report.
 
 Invariants: the same command resumes an unfinished cycle from its last checkpoint. No approval is silent: ``--yes``
 prints each approval; on a terminal the person is asked and sees the gate's figures; without a terminal, or with
@@ -8,11 +8,11 @@ ended.
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -20,19 +20,19 @@ from rich.prompt import Confirm
 
 from sandbox.client import reap_orphans
 from sandbox.image import ensure_image
-from store.database import open_store, write_session
+from store.database import open_store, read_session, write_session
 from store.records import Cycle, CycleState
-from store.repositories.cycles import pause_target, set_cycle_state
+from store.repositories.cycles import list_cycles, pause_target, set_cycle_state
 from traced.cli.options import AsJson, DataDir, Model, Overrides, Seed, Threads, read_settings
 from traced.cli.output import console, print_json, progress
-from traced.config.settings import Settings
+from traced.config.settings import Settings, configuration, with_defaults
 from traced.core.errors import TracedError
 from traced.core.ownership import CYCLE_LOCK, hold_directory, sandbox_owner
 from traced.core.progress import Progress
 from traced.core.resources import Meter
 from traced.evaluation.figures import ON_TARGET, CycleFigures
 from traced.evaluation.figures import as_json as figures_as_json
-from traced.evaluation.report import prompt_sentence, summary_table, write_report
+from traced.evaluation.report import cycles_table, prompt_sentence, summary_table, write_report
 from traced.inference.model_files import base_model
 from traced.pipeline.context import Context, open_context, utc_now
 from traced.pipeline.cycles import find_cycle
@@ -63,6 +63,7 @@ class DemoOptions:
     yes: bool = False
     compare: bool = False
     keep: bool = False  # keep the result for inspection: ask nothing, and pause the target at the end
+    cycles: int = 1  # finished cycles to reach; with 1 another cycle is run each time
 
 
 @dataclass(frozen=True)
@@ -73,6 +74,7 @@ class DemoResult:
     figures: CycleFigures
     report: Path | None
     waiting: list[str]
+    summaries: dict[str, dict[str, Any]] = field(default_factory=dict)  # of the finished cycles, oldest first
 
 
 def run_demo(options: DemoOptions) -> DemoResult:
@@ -85,6 +87,17 @@ def _run_exclusively(options: DemoOptions) -> DemoResult:
     check_cycle(options.settings)
     ensure_image(build_missing=True)
     reap_orphans(sandbox_owner(options.settings.data_dir))
+    result = _run_cycle(options)
+    while result.report is not None and len(_finished(options)) < options.cycles:
+        result = _run_cycle(options)
+    if options.keep:
+        _pause(options.settings)
+    summaries = {cycle.id: cycle.summary for cycle in reversed(_finished(options))}
+    return replace(result, summaries=summaries)
+
+
+def _run_cycle(options: DemoOptions) -> DemoResult:
+    """Run or resume one cycle."""
     cycle = _cycle(options)
     progress = Progress(options.console)
     if options.compare:
@@ -97,9 +110,24 @@ def _run_exclusively(options: DemoOptions) -> DemoResult:
                 if not _ask(options, result):
                     break
             result = asyncio.run(_run(options, cycle.id, progress, meter))
-    if options.keep:
-        _pause(options.settings)
     return result
+
+
+def _finished(options: DemoOptions) -> list[Cycle]:
+    """Return the finished cycles of this target, model, seed and configuration, newest first."""
+    settings = options.settings
+    model, config = base_model(settings).name, configuration(settings)
+    store = open_store(settings.store_url)
+    try:
+        with read_session(store) as opened_session:
+            cycles = list_cycles(opened_session, target=settings.target.name, states=[CycleState.FINISHED])
+    finally:
+        store.dispose()
+    return [
+        cycle
+        for cycle in cycles
+        if (cycle.model, cycle.seed) == (model, settings.seed) and with_defaults(cycle.config) == config
+    ]
 
 
 def _pause(settings: Settings) -> None:
@@ -132,14 +160,18 @@ def _cycle(options: DemoOptions) -> Cycle:
         check_playable(target(settings))
     model = base_model(settings)
     settings.data_dir.mkdir(parents=True, exist_ok=True)
+    # All cycles that were asked for are there: the last one is shown again.
+    is_complete = 1 < options.cycles <= len(_finished(options))
     store = open_store(settings.store_url)
 
-    def uncompared(cycle: Cycle) -> bool:
+    def is_accepted(cycle: Cycle) -> bool:
+        if is_complete and cycle.state is CycleState.FINISHED:
+            return True
         return options.compare and cycle.state is CycleState.FINISHED and cycle.summary.get(COMPARISON_KEY) is None
 
     try:
         with write_session(store) as opened_session:
-            return find_cycle(opened_session, settings, model.name, at=utc_now(), accepts=uncompared)
+            return find_cycle(opened_session, settings, model.name, at=utc_now(), accepts=is_accepted)
     finally:
         store.dispose()
 
@@ -221,6 +253,9 @@ def demo(
             help="Leave decisions open and pause the target, to inspect the result with traced up and traced tui.",
         ),
     ] = False,
+    cycles: Annotated[
+        int, typer.Option("--cycles", min=1, help="Number of cycles; each begins with what the one before made live.")
+    ] = 1,
     data_dir: DataDir = None,
     overrides: Overrides = None,
     target: Annotated[
@@ -235,7 +270,7 @@ def demo(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Run one full cycle, or resume a stopped one, and print the success rates before and after."""
+    """Run full cycles, or resume a stopped one, and print the success rates before and after."""
     if yes and keep:
         raise TracedError(
             "--yes and --keep exclude each other", hint="use one of them: --yes approves, --keep leaves decisions open"
@@ -249,9 +284,11 @@ def demo(
     bundled = BUNDLED.get(settings.target.name)
     if bundled is not None and bundled.model and "spec" not in settings.model.model_fields_set:
         settings = read_settings(data_dir, overrides, model__spec=bundled.model, **options)
-    result = run_demo(DemoOptions(settings, progress, yes, compare, keep))
+    result = run_demo(DemoOptions(settings, progress, yes, compare, keep, cycles))
     if not as_json:
         console.print(summary_table(result.figures))
+        if len(result.summaries) > 1:
+            console.print(cycles_table(result.summaries))
         for name in result.waiting:
             console.print(f"Decision pending: traced explain {name}, then traced approve {name}", highlight=False)
         if result.report:
@@ -267,4 +304,5 @@ def demo(
             )
     if as_json:
         waiting = {"waiting": result.waiting} if result.waiting else {}
-        print_json({**figures_as_json(result.figures), **waiting})
+        steps = [{"cycle": key, **summary.get("step", {})} for key, summary in result.summaries.items()]
+        print_json({**figures_as_json(result.figures), **waiting, **({"cycles": steps} if len(steps) > 1 else {})})

@@ -72,6 +72,31 @@ class GainOver:
 
 
 @dataclass(frozen=True)
+class LiveStep:
+    """What a cycle did to the live system.
+
+    Attributes:
+        incumbent: What was live when the cycle began, in words.
+        is_first: Whether that is the base model alone.
+        success: The success on the test split of what is live after the cycle; None if it was not measured.
+        gain: The same minus that of the incumbent, on the same test tasks; None if nothing was promoted.
+        closed: The capabilities of live adapters that the live system does not lack any more.
+        left_aside: The capabilities that are not trained because their last trainings failed, with the reason.
+        not_residual: Those that are not trained because other live adapters solve their tasks, with the counts.
+        is_target_changed: Whether the base model does other than in an earlier cycle on the same tasks.
+    """
+
+    incumbent: str
+    is_first: bool = True
+    success: Rate | None = None
+    gain: Interval | None = None
+    closed: list[str] = field(default_factory=list)
+    left_aside: dict[str, str] = field(default_factory=dict)
+    not_residual: dict[str, str] = field(default_factory=dict)
+    is_target_changed: bool = False
+
+
+@dataclass(frozen=True)
 class Ending:
     """A retained capability whose processing ended at ``stage`` of the cycle, and the reason."""
 
@@ -143,6 +168,7 @@ class CycleFigures:
     over_single: GainOver | None = None  # over the adapter that is best alone on these tasks
     over_direct: GainOver | None = None  # over GRPO on the target itself
     composition: CompositionFigures | None = None
+    step: LiveStep | None = None
     routers: dict[str, RoutingQuality] = field(default_factory=dict)  # every router that picked; the serving one first
     capabilities: dict[str, Change] = field(default_factory=dict)
     rollouts: int = 0  # training rollouts of all adapters
@@ -193,6 +219,11 @@ def verdict(figures: CycleFigures) -> str:
         )
     if not any(finding.retained for finding in figures.findings):
         return _nothing_retained(figures)
+    if figures.step and not figures.adapters and not figures.endings:
+        untrained = {**figures.step.not_residual, **figures.step.left_aside}
+        if untrained:
+            texts = "; ".join(f"{name}: {text}" for name, text in untrained.items())
+            return f"Nothing was worth training: {texts}."
     fixed = [prompt.capability for prompt in figures.prompts if prompt.is_enough]
     if not figures.adapters and fixed:
         return f"No adapter was trained; a prompt is enough for {', '.join(fixed)}."
@@ -204,6 +235,25 @@ def verdict(figures: CycleFigures) -> str:
     if live_names and not figures.has_episodes:
         return f"{', '.join(live_names)}: promoted on the gate of the environment. {_sentence(TARGET_NOT_TESTED)}"
     return "No adapter was promoted, so no composition was evaluated."
+
+
+def step_sentence(step: LiveStep) -> str:
+    """Return sentences on what a cycle did to a live system that has adapters; "" in a first cycle."""
+    if step.is_first:
+        return ""
+    sentences = [f"Live before: {step.incumbent.removeprefix('the live system ').strip('()')}."]
+    if step.gain is not None:
+        interval = f"[{points(step.gain.low)} to {points(step.gain.high)}]"
+        sentences.append(f"Live now minus live before: {points(step.gain.difference)} {interval}.")
+    elif step.success is not None:
+        sentences.append(f"It goes on with {percent(step.success.rate)} on the test tasks.")
+    if step.closed:
+        sentences.append(f"No longer lacking: {', '.join(step.closed)}.")
+    sentences += [f"Left aside: {name}, {reason}." for name, reason in step.left_aside.items()]
+    sentences += [f"Not trained again: {name} ({counts})." for name, counts in step.not_residual.items()]
+    if step.is_target_changed:
+        sentences.append("The target has changed: the base model does other than before on the same tasks.")
+    return " ".join(sentences)
 
 
 def _sentence(text: str) -> str:
@@ -297,6 +347,8 @@ def as_json(figures: CycleFigures) -> dict[str, object]:
         payload["over_best_single"] = _over_json(figures.over_single)
     if figures.composition:
         payload["composition"] = asdict(figures.composition)
+    if figures.step:
+        payload["step"] = _step_json(figures.step)
     if figures.routers:
         payload["routing"] = {name: _routing_json(quality) for name, quality in figures.routers.items()}
     if ON_TARGET in figures.rates:
@@ -314,6 +366,21 @@ def _over_json(figures: GainOver) -> dict[str, object]:
         "gains": figures.gains,
         "losses": figures.losses,
         "pairs": figures.gain.pairs,
+    }
+
+
+def _step_json(step: LiveStep) -> dict[str, object]:
+    success, gain = step.success, step.gain
+    return {
+        "incumbent": step.incumbent,
+        "success": success.rate if success else None,
+        "success_ci": [success.low, success.high] if success else None,
+        "gain": gain.difference if gain else None,
+        "ci": [gain.low, gain.high] if gain else None,
+        "closed": step.closed,
+        "left_aside": step.left_aside,
+        "not_residual": step.not_residual,
+        "target_changed": step.is_target_changed,
     }
 
 

@@ -7,11 +7,12 @@ drawn without a display or pyplot's global state, so the same figures give the s
 import base64
 import io
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
+from rich.box import SIMPLE_HEAD
 from rich.console import Group
 from rich.table import Table
 from rich.text import Text
@@ -31,6 +32,7 @@ from traced.evaluation.figures import (
     gate_remark,
     percent,
     points,
+    step_sentence,
     title_of,
     verdict,
 )
@@ -186,11 +188,38 @@ def summary_table(figures: CycleFigures) -> Group:
         lines.append(Text(f"{lost_episodes} episodes that failed by infrastructure are excluded", style="yellow"))
     lines.append(Text(verdict(figures), style="bold"))
     lines += map(Text, over_sentences(figures))
+    if figures.step and (sentence := step_sentence(figures.step)):
+        lines.append(Text(sentence))
     if figures.composition:
         lines.append(Text(composition_sentence(figures.composition)))
     if figures.routers:
         lines.append(Text(routing_sentence(figures)))
     return Group(*lines)
+
+
+def cycles_table(summaries: Mapping[str, Mapping[str, Any]]) -> Table:
+    """Return what each cycle did to the live system.
+
+    Args:
+        summaries: The stored summaries (``as_json``) of cycles by their ids, oldest first.
+    """
+    table = Table(title="The live system over cycles", title_justify="left", box=SIMPLE_HEAD, show_edge=False)
+    for column in ("cycle", "success after it", "gain", "live since", "closed, left aside"):
+        table.add_column(column)
+    for cycle_id, summary in summaries.items():
+        step = summary.get("step") or {}
+        versions = [adapter["name"] for adapter in summary.get("adapters", []) if adapter["promoted"]]
+        untrained = [*step.get("closed", []), *step.get("left_aside", {}), *step.get("not_residual", {})]
+        success = _with_interval(step.get("success"), step.get("success_ci"), percent)
+        gain = _with_interval(step.get("gain"), step.get("ci"), points)
+        table.add_row(cycle_id, success, gain, ", ".join(versions) or "-", ", ".join(untrained) or "-")
+    return table
+
+
+def _with_interval(value: float | None, interval: Sequence[float] | None, text: Callable[[float], str]) -> str:
+    if value is None or interval is None:
+        return "-"
+    return f"{text(value)} [{text(interval[0])}, {text(interval[1])}]"
 
 
 def write_report(figures: CycleFigures, folder: Path) -> Path:
@@ -221,6 +250,7 @@ def render(figures: CycleFigures, plots: dict[str, bytes]) -> str:
         routing=routing_sentence(figures),
         over=" ".join(over_sentences(figures)),
         composition=composition_sentence(figures.composition) if figures.composition else "",
+        step=step_sentence(figures.step) if figures.step else "",
         serving_cost=serving_cost,
         sides=SIDES,
         rows=[(title_of(name), rate) for name, rate in _in_order(figures)],

@@ -57,6 +57,7 @@ from traced.pipeline.context import Context
 from traced.pipeline.evaluate import ROUTE, stage_of
 from traced.pipeline.promote import decision_of, routable_adapters
 from traced.pipeline.self_check import SELF_CHECK
+from traced.pipeline.step import live_step
 from traced.pipeline.world import find_figures
 from traced.prompt_optimization.patches import SHORT_ID_DIGITS, gates, newest_patches, remedy_text, sufficient_patches
 from traced.registry.decisions import PromptDecision, prompt_decisions
@@ -108,6 +109,7 @@ def gather(context: Context) -> CycleFigures:
         prompts = [_prompt(patch, decisions.get(patch.id)) for patch in patches]
         analysed = _analysed(session, context.cycle_id)
         events = list_stage_events(session, context.cycle_id)
+        step = live_step(session, context.cycle_id, arms, events)
     sessions = [event.detail for event in events if event.stage == SESSION]
     # A capability ends once, but a stage that was repeated may have failed twice: the last event counts.
     failed = {event.capability: event for event in events if event.state is StageState.FAILED and event.capability}
@@ -131,6 +133,7 @@ def gather(context: Context) -> CycleFigures:
         over_single=over_single(arms),
         over_direct=_gain_over(arms, ON_TARGET),
         composition=_composition(context, adapters),
+        step=step,
         routers=_routers(context, arms, events),
         capabilities=_changes(context, arms),
         rollouts=sum(run.rollouts for run in runs),

@@ -1,0 +1,94 @@
+"""What a cycle did to the live system is measured against what was live before it, on the same test tasks."""
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+
+from store.records import Cycle, CycleState, Finding, StageState
+from store.repositories.cycles import list_stage_events, save_cycle, set_cycle_state
+from store.repositories.trajectories import save_trajectories
+from store.types import Outcome, Trajectory
+from tests.unit.pipeline.contexts import context_with_chain
+from tests.unit.store.chain import later, trajectory
+from traced.evaluation.figures import CycleFigures, LiveStep, as_json, step_sentence, verdict
+from traced.evaluation.report import cycles_table, summary_table
+from traced.pipeline.context import Context
+from traced.pipeline.step import live_step
+from traced.routing.composition import Composition
+
+COMPOSITION = {"composition": {"serving": "a@v1"}}
+
+
+def episodes(cycle_id: str, model: str, successes: int) -> list[Trajectory]:
+    """Return the test episodes of 40 tasks, of which so many are solved."""
+    return [
+        trajectory(
+            f"{cycle_id}-{model}-{task}",
+            Outcome.SUCCESS if task < successes else Outcome.FAILURE,
+            split="test",
+            task_id=str(task),
+            model=model,
+            cycle_id=cycle_id,
+        )
+        for task in range(40)
+    ]
+
+
+def add(context: Context, cycle_id: str, minutes: int, rows: Sequence[Trajectory], summary: object = None) -> None:
+    with context.write_session() as session:
+        save_cycle(session, Cycle(cycle_id, "desk", "bundled", 0, {}, CycleState.RUNNING, later(minutes)))
+        save_trajectories(session, rows)
+        set_cycle_state(session, cycle_id, CycleState.FINISHED, at=later(minutes + 1), summary=summary)  # type: ignore[arg-type]
+
+
+def step_of(context: Context, cycle_id: str, rows: Sequence[Trajectory]) -> LiveStep:
+    arms: dict[str, list[Trajectory]] = {}
+    for row in rows:
+        arms.setdefault(row.model, []).append(row)
+    with context.read_session() as session:
+        return live_step(session, cycle_id, arms, list_stage_events(session, cycle_id))
+
+
+def test_each_cycle_is_compared_with_what_was_live_before_it(tmp_path: Path) -> None:
+    with context_with_chain(tmp_path, {}) as context:
+        first = [*episodes("f1", "base", 10), *episodes("f1", "a@v1", 20)]
+        add(context, "f1", 100, first, COMPOSITION)
+        # A cycle that promotes nothing, and one that does.
+        nothing = episodes("f2", "base", 10)
+        add(context, "f2", 200, nothing, {})
+        second = [*episodes("f3", "base", 10), *episodes("f3", "routed", 30)]
+        add(context, "f3", 300, second, {})
+        for cycle_id in ("f2", "f3"):
+            context_of = Context(**{**vars(context), "cycle_id": cycle_id})
+            composition = asdict(Composition(("a@v1",)))
+            context_of.event("incumbent", StageState.FINISHED, composition=composition, live=["a@v1"], promoted_at=None)
+        step = step_of(context, "f1", [*first, *episodes("f1", "routed", 20)])
+        assert (step.is_first, step.gain and step.gain.difference) == (True, 0.25)
+        step = step_of(context, "f2", nothing)
+        assert (step.gain, step.success and step.success.rate) == (None, 0.5)
+        step = step_of(context, "f3", second)
+        assert (step.gain and step.gain.difference, step.success and step.success.rate) == (0.25, 0.75)
+        assert "Live now minus live before: +25.0 [" in step_sentence(step)
+        assert "Live before: a@v1." in step_sentence(step)
+
+
+def test_a_cycle_with_nothing_worth_training_says_why() -> None:
+    finding = Finding("c2", "refunds", 0.4, 0.3, 0.1, 0.5, 10, 10, True, {})
+    step = LiveStep("the live system (a@v1)", False, left_aside={"refunds": "its last trainings failed (c0, c1)"})
+    figures = CycleFigures("c2", "desk", "bundled", 0, findings=[finding], step=step)
+    assert verdict(figures) == "Nothing was worth training: refunds: its last trainings failed (c0, c1)."
+    assert step_sentence(step).endswith("Left aside: refunds, its last trainings failed (c0, c1).")
+
+
+def test_the_steps_of_all_cycles_stand_in_one_table(capsys: pytest.CaptureFixture[str]) -> None:
+    from rich.console import Console
+
+    step = LiveStep("the live system (a@v1)", False, closed=["dates"], is_target_changed=True)
+    summary = as_json(CycleFigures("c2", "desk", "bundled", 0, step=step))
+    Console(width=140).print(cycles_table({"c1": {}, "c2": summary}))
+    Console(width=140).print(summary_table(CycleFigures("c2", "desk", "bundled", 0, step=step)))
+    lines = capsys.readouterr().out
+    assert "dates" in lines
+    assert "The target has changed" in lines

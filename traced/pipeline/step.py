@@ -1,0 +1,64 @@
+"""What a cycle did to the live system: what was live before and after it, and their difference on the test tasks.
+
+The tasks of the test split are the same in all cycles of a target and seed, so the live system of a cycle is compared
+in pairs with that of the newest earlier cycle that has one. A cycle that promotes nothing leaves the success as it was.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from sqlmodel import Session
+
+from store.records import Cycle, StageEvent, StageState
+from store.repositories.cycles import get_cycle, list_cycles
+from store.repositories.trajectories import TrajectoryFilter, list_trajectories
+from store.types import Trajectory
+from traced.evaluation.figures import BASE, ROUTED, LiveStep
+from traced.evaluation.intervals import compare, pair, rate
+from traced.pipeline.attribution import ATTRIBUTE
+from traced.pipeline.base_check import BASE_CHECK
+from traced.pipeline.incumbent import Incumbent, find_incumbent
+
+Arms = Mapping[str, Sequence[Trajectory]]
+
+
+def live_step(session: Session, cycle_id: str, arms: Arms, events: Sequence[StageEvent]) -> LiveStep:
+    """Return the step of a cycle.
+
+    Args:
+        arms: The cycle's test episodes by policy.
+        events: The cycle's stage events.
+    """
+    cycle = get_cycle(session, cycle_id)
+    incumbent = find_incumbent(session, cycle_id) or Incumbent()
+    earlier = arms.get(BASE, ()) if incumbent.is_base else _earlier_live_arm(session, cycle)
+    current = arms.get(ROUTED) or earlier
+    details = {event.stage: event.detail for event in events if event.state is StageState.FINISHED}
+    attributed, check = details.get(ATTRIBUTE, {}), details.get("collect", {}).get(BASE_CHECK)
+    return LiveStep(
+        incumbent=incumbent.title,
+        is_first=incumbent.is_base,
+        success=rate(ROUTED, current) if current else None,
+        gain=compare(pair(earlier, arms[ROUTED])) if ROUTED in arms and earlier else None,
+        closed=[str(row["capability"]) for row in attributed.get("closed", [])],
+        left_aside=dict(attributed.get("left_aside", {})),
+        not_residual=dict(attributed.get("not_residual", {})),
+        is_target_changed=bool(check and check["changed"]),
+    )
+
+
+def _earlier_live_arm(session: Session, cycle: Cycle) -> list[Trajectory]:
+    """Return the test episodes of the live system after the newest earlier cycle that has some."""
+    for earlier in list_cycles(session, target=cycle.target):
+        if earlier.model != cycle.model or earlier.id == cycle.id or earlier.created_at > cycle.created_at:
+            continue
+        criteria = TrajectoryFilter(source=cycle.target, split="test", cycle_id=earlier.id)
+        arms: dict[str, list[Trajectory]] = {}
+        for trajectory in list_trajectories(session, criteria):
+            arms.setdefault(trajectory.model, []).append(trajectory)
+        # Where one adapter answers for all, its episodes are those of the composition.
+        composition: dict[str, Any] = earlier.summary.get("composition") or {}
+        arm = arms.get(ROUTED) or arms.get(str(composition.get("serving")))
+        if arm:
+            return arm
+    return []
