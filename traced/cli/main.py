@@ -43,7 +43,7 @@ VERBS = {
     "resume": Verb("daemon", "resume", "Resume a paused cycle and allow new cycles."),
     "doctor": Verb("setup", "doctor", "Check this machine and print a command for each thing that is missing."),
     "demo": Verb(
-        "demo", "demo", "Run one full cycle, or resume a stopped one, and print the success rates before and after."
+        "demo", "demo", "Run full cycles, or resume a stopped one, and print the success rates before and after."
     ),
     "collect": Verb("stages", "collect", "Record episodes of the live system on the target's train split."),
     "import": Verb(
