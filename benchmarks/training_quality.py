@@ -48,7 +48,7 @@ from traced.evaluation.intervals import rate
 from traced.pipeline.analyze import stored_findings
 from traced.pipeline.context import Context, open_context
 from traced.pipeline.episodes import BASE, episodes, model_policy, seed_jobs, split_jobs
-from traced.pipeline.gate import GATE_SEEDS
+from traced.pipeline.gate_episodes import GATE_SEEDS
 from traced.pipeline.train import job_in, store_variables
 from traced.training.device import ON_CPU
 from traced.training.errors import NothingToLearn

@@ -32,7 +32,7 @@ from traced.core.seeds import derive_seed
 from traced.evaluation.figures import CycleFigures
 from traced.evaluation.report import prompt_sentence
 from traced.pipeline.context import open_context
-from traced.pipeline.gate import GATE_SEEDS
+from traced.pipeline.gate_episodes import GATE_SEEDS
 from traced.pipeline.optimize_prompt import VALIDATION_SEEDS
 from traced.pipeline.report import gather
 from traced.pipeline.stage_worker import work

@@ -35,7 +35,7 @@ from tests.waiting import eventually
 from traced.config.settings import load_settings
 from traced.core.ownership import this_user
 from traced.core.seeds import derive_seed
-from traced.pipeline.gate import GATE_SEEDS
+from traced.pipeline.gate_episodes import GATE_SEEDS
 from traced.pipeline.optimize_prompt import VALIDATION_SEEDS
 from traced.pipeline.train import TRAINING_SEEDS
 from traced.prompt_optimization import evolution

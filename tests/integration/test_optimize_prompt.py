@@ -29,7 +29,7 @@ from traced.inference.engine_process import EngineProcess, start_embedded
 from traced.inference.model_files import BUNDLED, ModelFiles
 from traced.inference.start import connect
 from traced.pipeline.context import Context, EngineSlot
-from traced.pipeline.gate import GATE_SEEDS
+from traced.pipeline.gate_episodes import GATE_SEEDS
 from traced.pipeline.optimize_prompt import VALIDATION_SEEDS, optimize_prompt
 from traced.prompt_optimization.patches import Remedy
 

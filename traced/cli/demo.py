@@ -41,6 +41,7 @@ from traced.pipeline.gate import figures_of, stored_gate
 from traced.pipeline.preflight import check_cycle
 from traced.pipeline.promote import decide
 from traced.pipeline.report import gather
+from traced.pipeline.watch import fallen_versions
 from traced.targets.bundled import BUNDLED
 from traced.targets.registry import check_playable, full_name, target
 
@@ -179,6 +180,12 @@ def _cycle(options: DemoOptions) -> Cycle:
 def _approver(options: DemoOptions) -> Callable[[Context, Sequence[str]], bool]:
     def approve(context: Context, adapters: Sequence[str]) -> bool:
         if not options.yes:
+            return False
+        fallen = fallen_versions(context)
+        if fallen:
+            context.progress.note(
+                f"--yes approves nothing: the live system has fallen in the environments of {', '.join(fallen)}"
+            )
             return False
         for adapter in adapters:
             context.progress.note(f"--yes: {adapter} is approved automatically ({_gate_line(context, adapter)})")

@@ -84,6 +84,7 @@ class LiveStep:
         left_aside: The capabilities that are not trained because their last trainings failed, with the reason.
         not_residual: Those that are not trained because other live adapters solve their tasks, with the counts.
         is_target_changed: Whether the base model does other than in an earlier cycle on the same tasks.
+        fallen: The live versions in whose environments the live system does worse than in an earlier cycle.
     """
 
     incumbent: str
@@ -94,6 +95,7 @@ class LiveStep:
     left_aside: dict[str, str] = field(default_factory=dict)
     not_residual: dict[str, str] = field(default_factory=dict)
     is_target_changed: bool = False
+    fallen: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -253,6 +255,8 @@ def step_sentence(step: LiveStep) -> str:
     sentences += [f"Not trained again: {name} ({counts})." for name, counts in step.not_residual.items()]
     if step.is_target_changed:
         sentences.append("The target has changed: the base model does other than before on the same tasks.")
+    if step.fallen:
+        sentences.append(f"The live system has fallen in the environments of {', '.join(step.fallen)}.")
     return " ".join(sentences)
 
 
@@ -381,6 +385,7 @@ def _step_json(step: LiveStep) -> dict[str, object]:
         "left_aside": step.left_aside,
         "not_residual": step.not_residual,
         "target_changed": step.is_target_changed,
+        "fallen": step.fallen,
     }
 
 

@@ -1,9 +1,10 @@
-"""The gate: it combines three paired comparisons of two models into one answer.
+"""The gate: it combines paired comparisons of two systems into one answer.
 
     environment  the capability's own environment: the low bound must exceed ``environment_margin``
     target       the target's gate split: the low bound must exceed ``target_margin`` (0: an improvement)
     regression   target tasks in which neither model exercised the capability: no loss beyond a margin
     replay       instead of the last two where no task can be played: held-out conversations, no loss beyond a margin
+    live         the environments of all live adapters, if there are any: no loss beyond ``regression_margin``
 
 A comparison passes (low bound above the requirement), fails (high bound below it) or is inconclusive. The gate passes
 if all comparisons pass and fails if one fails. An inconclusive gate gets further rounds of episodes for its open
@@ -37,14 +38,14 @@ from traced.core.errors import GateError
 from traced.evaluation.intervals import Pair, PairCounts, compare_counts, count_pairs, few_tasks_value
 from traced.evaluation.spending import equal_looks
 
-ComparisonName = Literal["environment", "target", "regression", "replay"]
+ComparisonName = Literal["environment", "target", "regression", "replay", "live"]
 POWER = 0.8  # with which a difference counts as detectable
 # A gate asks for several comparisons at once; a harmless adapter should pass that of the regression tasks.
 REGRESSION_POWER = 0.95
 # A loss that sits in few tasks, in all of their trials, is easily missed, and with it the spread between tasks: at a
 # correlation of 0.9 and 8 trials 66 regression tasks passed at their margin in 7 % of 4,000 simulations, now in 4 %.
 CHANGED_TASKS = 0.25
-NAMES: tuple[ComparisonName, ...] = ("environment", "target", "regression", "replay")
+NAMES: tuple[ComparisonName, ...] = ("environment", "target", "regression", "replay", "live")
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,7 @@ class GatePolicy:
         base_success: The success rate that is expected of the base, in 0-1.
         plays_target: Whether episodes of the target can be played.
         replay_tasks: The tasks of held-out conversations that are replayed in every round, if it cannot.
+        live_environments: The environments of live adapters.
     """
 
     level: float = 0.95
@@ -73,13 +75,17 @@ class GatePolicy:
     base_success: float = 0.5
     plays_target: bool = True
     replay_tasks: int = 0
+    live_environments: int = 0
 
     @property
     def names(self) -> tuple[ComparisonName, ...]:
         """Return the comparisons that the gate makes."""
+        names: list[ComparisonName] = ["environment"]
         if self.plays_target:
-            return ("environment", "target", "regression")
-        return ("environment", "replay") if self.replay_tasks else ("environment",)
+            names += ["target", "regression"]
+        elif self.replay_tasks:
+            names.append("replay")
+        return (*names, "live") if self.live_environments else tuple(names)
 
     def interval_level(self, round_number: int) -> float:
         """Return the two-sided confidence level of a round's intervals; each of their ends is a one-sided test."""
@@ -120,6 +126,8 @@ class GatePolicy:
             return self.environment_margin
         if name == "target":
             return self.target_margin
+        if name == "live":
+            return -self.regression_margin  # there is no end of seeds
         tasks = self.replay_tasks if name == "replay" else tasks
         smallest = self.detectable(tasks, REGRESSION_POWER) if tasks else 0.0
         return -max(self.regression_margin, min(smallest, self.largest_regression_margin))
@@ -133,7 +141,7 @@ class GatePolicy:
             return not self.is_list or self.detectable(self.target_tasks) <= self.target_detectable
         if name == "replay":
             return self._rules_out_margin(self.replay_tasks)
-        return name == "environment" or not tasks or self._rules_out_margin(tasks)
+        return name in ("environment", "live") or not tasks or self._rules_out_margin(tasks)
 
 
 def judge(

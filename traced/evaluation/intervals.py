@@ -82,6 +82,13 @@ def pair(base: Iterable[Trajectory], adapter: Iterable[Trajectory]) -> list[Pair
     ]
 
 
+def pair_shared(base: Iterable[Trajectory], adapter: Iterable[Trajectory]) -> list[Pair]:
+    """Return the pairs of the tasks and trials that both have, such as those of two cycles."""
+    rows = [list(base), list(adapter)]
+    keys = set.intersection(*({(row.task_id, row.trial) for row in side} for side in rows))
+    return pair(*([row for row in side if (row.task_id, row.trial) in keys] for side in rows))
+
+
 @dataclass(frozen=True)
 class PairCounts:
     """What an interval depends on: counts of pairs, and how unequally they are spread over tasks.

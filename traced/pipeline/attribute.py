@@ -45,6 +45,7 @@ from traced.pipeline.context import Context, RunningStage
 from traced.pipeline.episodes import BASE, Player, episodes
 from traced.pipeline.incumbent import Incumbent, incumbent_of, incumbent_player
 from traced.pipeline.train import STOPPED_BY
+from traced.pipeline.watch import WATCH, watch, watch_text
 from traced.rollouts.episodes import EpisodeJob
 from traced.routing.composition import MERGED
 from traced.routing.router_files import capability_of
@@ -62,6 +63,10 @@ async def attribute(context: Context, capabilities: Sequence[str]) -> list[str]:
         return list(capabilities)
     with context.stage(ATTRIBUTE, "Attribute the failures of the live system") as stage:
         attributions = [] if incumbent.is_base else await _attributions(context, incumbent, stage)
+        margin = context.settings.gate.regression_margin
+        results = []
+        if not incumbent.is_base:
+            results = await watch(context, lambda _: stage.advance(figure="environments of live adapters"))
         counts = by_capability(attributions)
         versions = versions_of(incumbent)
         skipped = {
@@ -81,9 +86,10 @@ async def attribute(context: Context, capabilities: Sequence[str]) -> list[str]:
                 for attribution in attributions
                 if attribution.kind is Kind.ROUTING
             ],
+            WATCH: [row.as_json(margin) for row in results],
             "attributions": [asdict(attribution) for attribution in attributions],
         }
-        stage.figure = _figure(stage.detail)
+        stage.figure = "; ".join(filter(None, [_figure(stage.detail), watch_text(results, margin)]))
     return to_train
 
 

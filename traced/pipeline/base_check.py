@@ -14,7 +14,7 @@ from store.repositories.cycles import get_cycle, list_cycles
 from store.repositories.trajectories import TrajectoryFilter, list_trajectories
 from store.types import Trajectory
 from traced.evaluation.figures import percent, points
-from traced.evaluation.intervals import Interval, compare, pair
+from traced.evaluation.intervals import Interval, compare, pair_shared
 from traced.pipeline.context import Context
 from traced.pipeline.episodes import BASE, Player, player_episodes
 from traced.rollouts.episodes import EpisodeJob
@@ -96,5 +96,5 @@ async def play_again(
     episodes = await player_episodes(
         context, source, repetition.jobs, Player(BASE), temperature=temperature, tokens=False, tick=tick
     )
-    pairs = pair(repetition.episodes, episodes)
+    pairs = pair_shared(repetition.episodes, episodes)
     return BaseCheck(repetition.cycle_id, compare(pairs)) if pairs else None

@@ -31,7 +31,8 @@ from traced.evaluation.intervals import count_pairs, pair
 from traced.pipeline.adapter_files import serve_version
 from traced.pipeline.context import Context, RunningStage
 from traced.pipeline.episodes import EPISODE_S, episodes, first_jobs, player_episodes, split_jobs
-from traced.pipeline.gate import gate, gate_temperature, policy_of, round_jobs
+from traced.pipeline.gate import gate, policy_of
+from traced.pipeline.gate_episodes import gate_temperature, round_jobs
 from traced.pipeline.incumbent import incumbent_of, incumbent_player, with_version
 from traced.pipeline.merged_version import RECIPES, merge_members, publish_merge, remove_merges, with_emphasis
 from traced.pipeline.mixture import members_and_live, sound

@@ -24,8 +24,6 @@ from store.repositories.cycles import get_cycle
 from store.repositories.environments import get_environment
 from store.repositories.promotions import latest_gate, save_gate
 from store.types import GateAnswer, GateResult, Label, Outcome, PairedDifference, Trajectory
-from traced.config.cycle_sections import GateSection
-from traced.config.settings import Settings
 from traced.core.errors import CapabilityError, GateError, StageError
 from traced.evaluation.figures import gate_remark, points
 from traced.evaluation.gate import REGRESSION_POWER, ComparisonName, GatePolicy, exercising_tasks, run_gate
@@ -34,23 +32,21 @@ from traced.pipeline.adapter_files import check_version
 from traced.pipeline.analyze import analysis_context
 from traced.pipeline.collect import collected_outcomes
 from traced.pipeline.context import Context, RunningStage
-from traced.pipeline.episodes import Player, player_episodes, seed_jobs, split_jobs, trials_text
+from traced.pipeline.episodes import Player, player_episodes, seed_jobs, trials_text
 from traced.pipeline.findings import label_capability
+from traced.pipeline.gate_episodes import GATE_SEEDS, gate_temperature, is_replayed, round_jobs, tasks_and_trials
 from traced.pipeline.held_out_replay import HeldOutReplay, find_replay, make_replay, replay_source
-from traced.pipeline.incumbent import candidate_player, incumbent_player
+from traced.pipeline.incumbent import candidate_player, incumbent_of, incumbent_player
 from traced.pipeline.merged_version import capabilities_of
-from traced.pipeline.train import TRAINING_SEEDS
+from traced.pipeline.watch import pairs_of, play_watched, watch_jobs, watched_versions
 from traced.rollouts.episodes import EpisodeJob
-from traced.targets.registry import Target
-
-GATE_SEEDS = TRAINING_SEEDS[1]  # a synthetic environment's gate seeds begin here
 
 
 async def gate(context: Context, adapter: str, minimum_rounds: int = 1) -> GateResult:
     """Return a passed gate result after at least ``minimum_rounds`` rounds; raise ``CapabilityError`` otherwise."""
     capability = adapter.partition("@")[0]
     replay = await make_replay(context) if context.target.is_recorded else None
-    sources = 1 if context.target.is_recorded else 2
+    sources = (1 if context.target.is_recorded else 2) + bool(watched_versions(incumbent_of(context)))
     total = 2 * sources * context.settings.gate.seeds * context.settings.gate.trials * minimum_rounds
     total += 2 * sum(len(replay.jobs(number + 1)) for number in range(minimum_rounds)) if replay else 0
     with context.stage("gate", f"Gate {adapter} ({describe(policy_of(context))[0]})", capability, total) as stage:
@@ -117,20 +113,6 @@ def _describe_replay(policy: GatePolicy) -> str:
     return f"{text}; replay: {tasks} are too few to rule out {loss} and are not required"
 
 
-def gate_temperature(target: Target, settings: Settings) -> float:
-    """Return the sampling temperature of a gate's episodes.
-
-    Unless ``gate.temperature`` sets it, it is that of evaluations; if that is greedy and tasks are played in several
-    trials, which would be the same episode again, it is that of the collection.
-    """
-    if settings.gate.temperature != "auto":
-        return settings.gate.temperature
-    _, trials = _tasks_and_trials(target, settings.gate)
-    return (
-        settings.collect.temperature if trials > 1 and not settings.engine.temperature else settings.engine.temperature
-    )
-
-
 async def _compare(context: Context, adapter: str, minimum_rounds: int, stage: RunningStage) -> GateResult:
     with context.read_session() as session:
         environment = get_adapter(session, adapter).environment_hash
@@ -147,7 +129,7 @@ async def _compare(context: Context, adapter: str, minimum_rounds: int, stage: R
 def policy_of(context: Context) -> GatePolicy:
     """Return the gate policy of the settings and of the target's size."""
     settings = context.settings.gate
-    tasks, trials = _tasks_and_trials(context.target, settings)
+    tasks, trials = tasks_and_trials(context.target, settings)
     replay = find_replay(context) if context.target.is_recorded else None
     if replay is not None:
         trials = replay.trials * settings.max_rounds
@@ -164,9 +146,10 @@ def policy_of(context: Context) -> GatePolicy:
         target_tasks=tasks,
         # Greedy trials of a task may all be the same episode.
         target_trials=trials if gate_temperature(context.target, context.settings) else 1,
-        is_list=_is_replayed(context.target, settings),
+        is_list=is_replayed(context.target, settings),
         plays_target=not context.target.is_recorded,
         replay_tasks=len(replay.seeds) if replay else 0,
+        live_environments=len(watched_versions(incumbent_of(context))),
         base_success=outcomes[Outcome.SUCCESS] / completed if completed else GatePolicy.base_success,
     )
 
@@ -203,37 +186,6 @@ async def compare(
             ) from error
 
 
-def round_jobs(target: Target, round_number: int, settings: GateSection) -> list[EpisodeJob]:
-    """Return a round's episodes on the gate split of a target, at least ``gate.seeds`` times ``gate.trials``.
-
-    Rounds never share seeds. A list of tasks that is too short for all rounds is played as a whole in each of them, in
-    trials of its own; the interval counts the trials of a task as one cluster.
-    """
-    split, seeds, trials = target.splits["gate"], settings.seeds, settings.trials
-    if not _is_replayed(target, settings):
-        start = split.start + (round_number - 1) * seeds
-        return split_jobs(target, "gate", range(start, start + seeds), trials)
-    trials_per_task = _tasks_and_trials(target, settings)[1] // settings.max_rounds
-    return [
-        EpisodeJob(seed, trial, "gate", target.division.task_id(seed))
-        for seed in split
-        for trial in range((round_number - 1) * trials_per_task, round_number * trials_per_task)
-    ]
-
-
-def _is_replayed(target: Target, settings: GateSection) -> bool:
-    """Return whether the target's tasks are a list that is too short for all rounds."""
-    return target.division.tasks is not None and settings.seeds * settings.max_rounds > len(target.splits["gate"])
-
-
-def _tasks_and_trials(target: Target, settings: GateSection) -> tuple[int, int]:
-    """Return the number of the target's tasks in all rounds, and of the trials of each."""
-    if not _is_replayed(target, settings):
-        return settings.seeds * settings.max_rounds, settings.trials
-    tasks = len(target.splits["gate"])
-    return tasks, settings.max_rounds * -(-settings.seeds * settings.trials // tasks)
-
-
 @dataclass(frozen=True)
 class _Rounds:
     context: Context
@@ -255,6 +207,8 @@ class _Rounds:
         if self.replay is not None and self.replayed is not None and "replay" in names:
             sides = await self._run_sides(self.replayed, self.replay.jobs(round_number))
             pairs_by_comparison["replay"] = self._add("replay", pair(*sides))
+        if "live" in names:
+            pairs_by_comparison["live"] = await self._live(round_number)
         if self.target is not None and ("target" in names or "regression" in names):
             sides = await self._run_sides(
                 self.target, round_jobs(self.context.target, round_number, self.context.settings.gate)
@@ -267,6 +221,24 @@ class _Rounds:
                 # A later trial may be the first one that shows the need; the task's earlier pairs then go as well.
                 pairs_by_comparison["regression"] = [p for p in pairs if p.task_id not in self.exercising]
         return pairs_by_comparison
+
+    async def _live(self, round_number: int) -> list[Pair]:
+        """Play both sides in the environments of the live adapters."""
+        versions = watched_versions(incumbent_of(self.context))
+        jobs = watch_jobs(self.context, len(versions), round_number)
+        for version in versions:
+            sides = [
+                await play_watched(
+                    self.context,
+                    version,
+                    player,
+                    jobs,
+                    lambda _, text=f"{player.name} in the environment of {version}": self.stage.advance(figure=text),  # type: ignore[misc]
+                )
+                for player in (self.sides.baseline, self.sides.candidate)
+            ]
+            pairs = self._add("live", pairs_of(version, *sides))
+        return pairs
 
     def _add(self, name: str, pairs: Sequence[Pair]) -> list[Pair]:
         self.pairs[name] = [*self.pairs.get(name, []), *pairs]

@@ -173,7 +173,8 @@ class _EvolutionRun:
 
 async def _gates(context: Context, capability: str, environment: str, patch: str, stage: RunningStage) -> Gates:
     """Return the prompt's gate, the adapter's gate, and the comparison between them."""
-    policy, prompt = policy_of(context), Player(BASE, patch)
+    # The prompt is compared with the base model alone, whatever is live.
+    policy, prompt = dataclasses.replace(policy_of(context), live_environments=0), Player(BASE, patch)
     sides = Sides(((context.cycle_id, capability),), environment, Player(BASE), prompt)
     against_base = await compare(context, prompt.name, sides, policy, stage)
     adapter = adapter_trained_in(context, capability, environment)

@@ -14,10 +14,11 @@ from store.repositories.cycles import get_cycle, list_cycles
 from store.repositories.trajectories import TrajectoryFilter, list_trajectories
 from store.types import Trajectory
 from traced.evaluation.figures import BASE, ROUTED, LiveStep
-from traced.evaluation.intervals import compare, pair, rate
+from traced.evaluation.intervals import compare, pair_shared, rate
 from traced.pipeline.attribution import ATTRIBUTE
 from traced.pipeline.base_check import BASE_CHECK
 from traced.pipeline.incumbent import Incumbent, find_incumbent
+from traced.pipeline.watch import WATCH
 
 Arms = Mapping[str, Sequence[Trajectory]]
 
@@ -39,11 +40,12 @@ def live_step(session: Session, cycle_id: str, arms: Arms, events: Sequence[Stag
         incumbent=incumbent.title,
         is_first=incumbent.is_base,
         success=rate(ROUTED, current) if current else None,
-        gain=compare(pair(earlier, arms[ROUTED])) if ROUTED in arms and earlier else None,
+        gain=compare(pair_shared(earlier, arms[ROUTED])) if ROUTED in arms and earlier else None,
         closed=[str(row["capability"]) for row in attributed.get("closed", [])],
         left_aside=dict(attributed.get("left_aside", {})),
         not_residual=dict(attributed.get("not_residual", {})),
         is_target_changed=bool(check and check["changed"]),
+        fallen=[str(row["adapter"]) for row in attributed.get(WATCH, []) if row["fallen"]],
     )
 
 

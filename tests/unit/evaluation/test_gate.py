@@ -329,3 +329,13 @@ async def test_the_margin_of_regression_tasks_stays_once_the_target_has_its_answ
     by_name = {comparison.name: comparison for comparison in result.comparisons}
     assert (by_name["target"].seeds, by_name["target"].answer) == (200, GateAnswer.PASS)
     assert by_name["regression"].required == policy.required("regression", 201)
+
+
+def test_a_loss_in_the_environments_of_live_adapters_is_refused() -> None:
+    policy = replace(POLICY, live_environments=2)
+    evidence: dict[ComparisonName, Sequence[Pair]] = {"environment": GOOD, "target": GOOD, "regression": UNCHANGED}
+    with pytest.raises(GateError, match="'live'"):
+        judge("c@v1", evidence, policy, round_number=1)
+    for live, answer in ((UNCHANGED, GateAnswer.PASS), (EVEN, GateAnswer.INCONCLUSIVE), (WORSE, GateAnswer.FAIL)):
+        result = judge("c@v1", {**evidence, "live": live}, policy, round_number=3)
+        assert (result.answer, result.comparisons[-1].name, result.comparisons[-1].required) == (answer, "live", -0.05)

@@ -59,6 +59,11 @@ def context(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Context
     monkeypatch.setattr("traced.pipeline.routers.model_policy", policy)
     for module in (incumbent, attribute_module):
         monkeypatch.setattr(module, "serve_version", nothing)
+
+    async def no_results(*_: object) -> list[object]:
+        return []
+
+    monkeypatch.setattr(attribute_module, "watch", no_results)
     live = Incumbent(Composition((DATES,)), (DATES, SEATS), later(8))
     monkeypatch.setattr(incumbent, "current_incumbent", lambda *_: live)
     settings: dict[str, object] = {"target.name": "acme", "target.kind": "python", "target.factory": f"{WORLDS}:Echo"}

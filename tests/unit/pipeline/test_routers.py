@@ -22,7 +22,7 @@ from traced.inference import model_files
 from traced.inference.model_files import ModelFiles, weights_digest
 from traced.pipeline import routers as router_stage
 from traced.pipeline.context import Context
-from traced.pipeline.gate import GATE_SEEDS
+from traced.pipeline.gate_episodes import GATE_SEEDS
 from traced.pipeline.routers import ROUTING_SEEDS, labelled_examples, stored_classifier, target_examples
 from traced.pipeline.train import TRAINING_SEEDS
 from traced.routing.embeddings import EmbeddingIdentity

@@ -10,7 +10,7 @@ import pytest
 from tests.desk import DESK
 from traced.config.cycle_sections import GateSection
 from traced.pipeline.episodes import first_jobs, split_jobs, trials_of, trials_text
-from traced.pipeline.gate import round_jobs
+from traced.pipeline.gate_episodes import round_jobs
 from traced.rollouts.episodes import EpisodeJob
 from traced.targets.description import Description, divide
 from traced.targets.registry import Target

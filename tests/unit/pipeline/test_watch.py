@@ -1,0 +1,83 @@
+"""The live system is watched in the environments of its adapters from cycle to cycle, and a fall is told."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from store.records import Cycle, CycleState, StageState
+from store.repositories.cycles import save_cycle
+from store.repositories.evidence import INCUMBENT
+from store.repositories.trajectories import save_trajectories
+from store.types import Outcome, Trajectory
+from tests.unit.pipeline.contexts import context_with_chain
+from tests.unit.store.chain import HASH, later, trajectory
+from traced.pipeline import incumbent
+from traced.pipeline import watch as watch_module
+from traced.pipeline.context import Context
+from traced.pipeline.gate_episodes import GATE_SEEDS
+from traced.pipeline.incumbent import Incumbent
+from traced.pipeline.watch import fallen_versions, pairs_of, watch, watch_jobs, watch_text, watched_versions
+from traced.routing.composition import Composition
+
+LIVE = "date-reasoning@v1"
+MARGIN = 0.05
+
+
+def episodes(context: Context, solved_share: int) -> list[Trajectory]:
+    """Return 100 episodes of the live system in the environment, of which so many percent succeed."""
+    return [
+        trajectory(
+            f"{context.cycle_id}-{seed}",
+            Outcome.SUCCESS if seed < solved_share else Outcome.FAILURE,
+            source=f"env:{HASH[:12]}",
+            split="",
+            task_id=str(GATE_SEEDS + seed),
+            model=INCUMBENT,
+            temperature=0.0,
+            cycle_id=context.cycle_id,
+        )
+        for seed in range(100)
+    ]
+
+
+async def test_a_fall_between_two_cycles_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shares = {"c2": 90, "c3": 88, "c4": 60}
+
+    async def play(context: Context, adapter: str, player: object, *_: object) -> list[Trajectory]:
+        rows = episodes(context, shares[context.cycle_id])
+        with context.write_session() as session:
+            save_trajectories(session, rows)
+        return rows
+
+    async def player(_: Context) -> str:
+        return "live"
+
+    live = Incumbent(Composition((LIVE,)), (LIVE, "merged@v1"), later(8))
+    monkeypatch.setattr(incumbent, "current_incumbent", lambda *_: live)
+    monkeypatch.setattr(watch_module, "play_watched", play)
+    monkeypatch.setattr(watch_module, "incumbent_player", player)
+    texts = {}
+    with context_with_chain(tmp_path, {}) as first:
+        for number, cycle_id in enumerate(shares):
+            context = replace(first, cycle_id=cycle_id)
+            with context.write_session() as session:
+                at = later(60 + number)
+                save_cycle(session, Cycle(cycle_id, "desk", "bundled", 0, {}, CycleState.RUNNING, at))
+            (result,) = await watch(context, lambda _: None)
+            texts[cycle_id] = watch_text([result], MARGIN)
+            context.event("attribute", StageState.FINISHED, watch=[result.as_json(MARGIN)])
+            assert (result.adapter, result.success) == (LIVE, shares[cycle_id] / 100)
+            assert fallen_versions(context) == ([LIVE] if cycle_id == "c4" else [])
+    assert texts["c2"] == texts["c3"] == ""
+    assert texts["c4"].startswith(f"the live system has fallen in the environment of {LIVE} -28.0 [")
+    assert texts["c4"].endswith("against c3")
+
+
+def test_the_seeds_of_a_gate_are_shared_by_the_environments(tmp_path: Path) -> None:
+    assert watched_versions(Incumbent(live=("a@v1", "b@v2", "merged@v1"))) == ["a@v1", "b@v2"]
+    with context_with_chain(tmp_path, {"gate.seeds": 10}) as context:
+        rounds = [[job.seed - GATE_SEEDS for job in watch_jobs(context, 3, number)] for number in (1, 2)]
+    assert rounds == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    rows = [trajectory("t", task_id="1"), trajectory("u", task_id="1", model="other")]
+    assert [p.task_id for p in pairs_of("a@v1", rows[:1], rows[1:])] == ["a@v1 1"]

@@ -1,0 +1,137 @@
+"""The regression watch: the environments of all live adapters, played by the live system.
+
+In every cycle the incumbent plays gate seeds of the environment of each live version, ``gate.seeds`` in all, and is
+compared with the live system of the newest earlier cycle on the same seeds. A gate plays them with its candidate too,
+and passes only if that rules out a loss of ``gate.regression_margin`` against the incumbent.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from store.repositories.adapters import get_adapter
+from store.repositories.cycles import get_cycle, list_cycles, list_stage_events
+from store.repositories.environments import get_environment
+from store.repositories.evidence import INCUMBENT
+from store.repositories.trajectories import TrajectoryFilter, list_trajectories
+from store.types import JsonObject, Trajectory
+from traced.evaluation.figures import points
+from traced.evaluation.intervals import Interval, Pair, compare, pair, pair_shared
+from traced.pipeline.context import Context
+from traced.pipeline.episodes import Player, player_episodes, seed_jobs
+from traced.pipeline.gate_episodes import GATE_SEEDS, gate_temperature
+from traced.pipeline.incumbent import Incumbent, incumbent_of, incumbent_player
+from traced.rollouts.episodes import EpisodeJob
+from traced.routing.composition import MERGED
+from traced.routing.router_files import capability_of
+
+WATCH = "watch"  # key in the event of the attribution
+
+
+@dataclass(frozen=True)
+class WatchResult:
+    """A live version's environment; ``change`` is the live system's success there minus that in ``cycle_id``."""
+
+    adapter: str
+    success: float
+    cycle_id: str = ""
+    change: Interval | None = None
+
+    def has_fallen(self, margin: float) -> bool:
+        """Return whether the success has fallen by more than ``margin``, with an interval below 0."""
+        return self.change is not None and self.change.high < 0 and self.change.difference < -margin
+
+    def as_json(self, margin: float) -> JsonObject:
+        """Return it for the detail of a stage event."""
+        change = self.change
+        return {
+            "adapter": self.adapter,
+            "success": self.success,
+            "against": self.cycle_id,
+            "change": change.difference if change else None,
+            "ci": [change.low, change.high] if change else None,
+            "fallen": self.has_fallen(margin),
+        }
+
+
+def watched_versions(incumbent: Incumbent) -> list[str]:
+    """Return the live versions whose environments are watched; those of a merged version are its members'."""
+    return [name for name in incumbent.live if capability_of(name) != MERGED]
+
+
+def watch_jobs(context: Context, environments: int, round_number: int) -> list[EpisodeJob]:
+    """Return a round's episodes in each of so many environments; rounds never share seeds."""
+    settings = context.settings.gate
+    seeds = -(-settings.seeds // environments)
+    start = GATE_SEEDS + (round_number - 1) * seeds
+    return seed_jobs(range(start, start + seeds), settings.trials)
+
+
+async def play_watched(
+    context: Context,
+    adapter: str,
+    player: Player,
+    jobs: Sequence[EpisodeJob],
+    tick: Callable[[Trajectory | None], None],
+) -> list[Trajectory]:
+    """Return a player's episodes in the environment of a live version, at the temperature of gates."""
+    temperature = gate_temperature(context.target, context.settings)
+    with context.read_session() as session:
+        source_code = get_environment(session, get_adapter(session, adapter).environment_hash).source_code
+    async with context.environment_source(source_code) as source:
+        return await player_episodes(context, source, jobs, player, temperature=temperature, tick=tick)
+
+
+def pairs_of(adapter: str, baseline: Sequence[Trajectory], candidate: Sequence[Trajectory]) -> list[Pair]:
+    """Return the pairs of an environment; seeds of several environments are different tasks."""
+    return [replace(p, task_id=f"{adapter} {p.task_id}") for p in pair(baseline, candidate)]
+
+
+async def watch(context: Context, tick: Callable[[Trajectory | None], None]) -> list[WatchResult]:
+    """Play the environments of the live versions with the incumbent, and compare."""
+    player = await incumbent_player(context)
+    versions = watched_versions(incumbent_of(context))
+    results = []
+    for adapter in versions:
+        jobs = watch_jobs(context, len(versions), 1)
+        episodes = await play_watched(context, adapter, player, jobs, tick)
+        sound = [row for row in episodes if row.outcome.is_judged]
+        success = sum(row.outcome.value == "success" for row in sound) / len(sound) if sound else 0.0
+        cycle_id, earlier = _earlier(context, adapter)
+        pairs = pair_shared(earlier, episodes)
+        results.append(WatchResult(adapter, success, cycle_id if pairs else "", compare(pairs) if pairs else None))
+    return results
+
+
+def _earlier(context: Context, adapter: str) -> tuple[str, list[Trajectory]]:
+    """Return the newest earlier cycle whose live system played this version's environment, and its episodes."""
+    temperature = gate_temperature(context.target, context.settings)
+    with context.read_session() as session:
+        source = f"env:{get_adapter(session, adapter).environment_hash[:12]}"
+        current = get_cycle(session, context.cycle_id)
+        for cycle in list_cycles(session, target=current.target):
+            if cycle.model != current.model or cycle.id == current.id or cycle.created_at > current.created_at:
+                continue
+            criteria = TrajectoryFilter(source=source, model=INCUMBENT, cycle_id=cycle.id)
+            rows = [row for row in list_trajectories(session, criteria) if row.temperature == temperature]
+            if rows:
+                return cycle.id, rows
+    return "", []
+
+
+def fallen_versions(context: Context) -> list[str]:
+    """Return the live versions in whose environments this cycle's watch found a fall."""
+    with context.read_session() as session:
+        events = list_stage_events(session, context.cycle_id)
+    rows = [row for event in events for row in event.detail.get(WATCH, [])]
+    return sorted({str(row["adapter"]) for row in rows if row["fallen"]})
+
+
+def watch_text(results: Sequence[WatchResult], margin: float) -> str:
+    """Return a sentence on the versions whose environments the live system does worse in than before; "" without."""
+    texts = [
+        f"{row.adapter} {points(row.change.difference)} [{points(row.change.low)}, {points(row.change.high)}] against "
+        f"{row.cycle_id}"
+        for row in results
+        if row.change is not None and row.has_fallen(margin)
+    ]
+    return f"the live system has fallen in the environment of {'; '.join(texts)}" if texts else ""
