@@ -1,6 +1,6 @@
 """From conversations with tools that nobody shaped for traced to an admitted environment, with the built-in agents.
 
-    python -m benchmarks.foreign_tools [--trials 3] [--share 0.5] [--into DIR] [--json]
+    python -m benchmarks.foreign_tools [--trials 3] [--share 0.5] [--replies FILE] [--into DIR] [--json]
 
 The conversations are of the multi-turn tasks of BFCL (``scripts/targets.sh .targets bfcl``): its users, its tools, its
 gold calls, and a planted deficit. In ``--share`` of the conversations an agent leaves the last of several calls of a
@@ -9,7 +9,8 @@ runs ``import``, ``analyze``, ``synthesize`` and ``admit`` without any model. Th
 
 Aim: the capability that the deficit is about, ``LEFT_OUT``, is retained, and its environment is admitted. Exit code 1
 when it is missed. What else is retained is a figure: a left-out call may have been a look-up. The bundled model cannot
-play these tasks, so the bounds of admission on its rewards are open (``SETTINGS``).
+play these tasks, so the bounds of admission on its rewards are open (``SETTINGS``). With ``--replies`` functions that a
+model wrote are added to the world, in a directory of its own; the answers of both to held-out calls are figures.
 """
 
 import argparse
@@ -25,6 +26,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.recorded_replies import Recording, read_recording
+from benchmarks.recorded_worlds import RECORDS, model_settings, save_replies, world_figures
 from sandbox.contract import Message
 from sandbox.episodes import EpisodeSource
 from traced.config.settings import load_settings
@@ -32,6 +35,7 @@ from traced.targets.play import gold_play
 from traced.targets.registry import target
 
 ROOT = Path(__file__).parents[1]
+REPLIES = RECORDS / "bfcl.jsonl.gz"
 LEFT_OUT = "change-completeness"
 TASKS = "bfcl:multi-turn"
 MAX_TURNS = 100
@@ -114,7 +118,18 @@ def traced(folder: Path, *arguments: str, settings: Mapping[str, object] = SETTI
     return process.returncode, report
 
 
-def measure(folder: Path, trials: int, share: float) -> dict[str, Any]:
+def model_world(folder: Path, file: Path, recording: Recording) -> dict[str, Any]:
+    """Return the figures of the world whose functions a model wrote, in a data directory of its own."""
+    folder = folder / "with-functions"
+    folder.mkdir(exist_ok=True)
+    settings = SETTINGS | model_settings(recording)
+    traced(folder, "import", str(file), settings=settings)
+    analysis = traced(folder, "analyze", settings=settings)[1]
+    save_replies(folder, recording, analysis["cycle"])
+    return world_figures(traced(folder, "world", settings=settings)[1])
+
+
+def measure(folder: Path, trials: int, share: float, file_of_replies: Path | None = None) -> dict[str, Any]:
     """Run all steps and return the figures."""
     records = asyncio.run(conversations(folder, trials, share))
     file = folder / "conversations.jsonl"
@@ -137,6 +152,9 @@ def measure(folder: Path, trials: int, share: float) -> dict[str, Any]:
         failures = [*synthesis.get("failed", []), *admission.get("failed", [])]
         figures["failed"] = {row["capability"]: row["reason"] for row in failures}
         open_capabilities -= set(figures["admitted"])
+    figures["world"] = world_figures(traced(folder, "world")[1])
+    if file_of_replies is not None:
+        figures["world with functions"] = model_world(folder, file, read_recording(file_of_replies))
     return figures | {"aims": {"admitted": LEFT_OUT}, "meets": LEFT_OUT in figures["admitted"]}
 
 
@@ -148,12 +166,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--trials", type=int, default=3, help="conversations of each task")
     parser.add_argument("--share", type=float, default=0.5, help="share of the conversations with the deficit")
     parser.add_argument("--into", type=Path, help="folder of the run (default: a temporary one)")
+    parser.add_argument("--replies", type=Path, help=f"a model's replies for the world's functions, such as {REPLIES}")
     parser.add_argument("--json", action="store_true", help="print only one JSON object")
     options = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory(prefix="traced-foreign-") as temporary:
         folder = options.into or Path(temporary)
         folder.mkdir(parents=True, exist_ok=True)
-        figures = measure(folder, options.trials, options.share)
+        figures = measure(folder, options.trials, options.share, options.replies)
     print(json.dumps(figures) if options.json else json.dumps(figures, indent=1))
     return 0 if figures["meets"] else 1
 

@@ -4,7 +4,8 @@
 
 The conversations are those of GPT-4o with the airline of τ-bench (historical_trajectories/*.json of
 https://github.com/sierra-research/tau-bench, MIT). They are imported as a target of conversations, the builtin analyst
-finds the capabilities, and a language model writes an environment for each, over the target's world. Its replies come
+finds the capabilities, and a language model writes functions of tools for the target's world and, over the world, an
+environment for each capability. Its replies come
 from a file (``benchmarks.recorded_replies``), so no server is asked; after a change of the prompts no reply fits, and
 the benchmark says so. ``target.json.gz`` beside the replies has what the files stand on. Needs Docker. The bundled
 model cannot play these tasks, so the bounds of admission on its rewards are open.
@@ -22,7 +23,6 @@ import os
 import sys
 import tempfile
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -31,14 +31,14 @@ from agents.synthesizer.llm.target_block import Target
 from benchmarks.analysis import DATA
 from benchmarks.foreign_tools import SETTINGS as TARGET_SETTINGS
 from benchmarks.foreign_tools import traced
-from benchmarks.recorded_replies import NO_SERVER, Recording, read_recording
-from store.database import open_store, write_session
-from store.records import ModelReply
-from store.repositories.llm_replies import save_reply
+from benchmarks.recorded_replies import Recording, read_recording
+from benchmarks.recorded_worlds import RECORDS as WORLD_RECORDS
+from benchmarks.recorded_worlds import model_settings, save_replies, world_figures
 
 RECORDS = Path(__file__).parent / "records/synthesis"
 HELD_OUT = 0.25  # the default
 REPLIES = RECORDS / "replies.jsonl.gz"
+WORLD_REPLIES = WORLD_RECORDS / "airline.jsonl.gz"
 
 
 def read_target() -> Target:
@@ -49,29 +49,14 @@ def read_target() -> Target:
 
 def settings(recording: Recording) -> dict[str, object]:
     """Return the settings of the run, those of a model with 16,384 tokens that is trained."""
-    return TARGET_SETTINGS | {
-        "target.name": "airline",
-        "target.held_out": HELD_OUT,
-        "synthesis.synthesizer": "llm",
-        "llm.model": recording.model,
-        "llm.base_url": NO_SERVER,
-        "llm.context_tokens": recording.context,
-        "llm.patience_s": 1,
-    }
-
-
-def save_replies(folder: Path, recording: Recording, cycle: str) -> None:
-    """Store the recorded replies, so that the command finds them by the hash of its request."""
-    store = open_store(f"sqlite:///{folder / 'data/traced.db'}")
-    with write_session(store) as session:
-        for key, reply in recording.replies.items():
-            figures = (reply.prompt_tokens, reply.completion_tokens, reply.estimated, reply.cost, reply.seconds)
-            row = ModelReply(
-                key, cycle, "recorded", "", recording.model, [], reply.text, reply.finish_reason, *figures,
-                datetime.now(UTC),
-            )  # fmt: skip
-            save_reply(session, row)
-    store.dispose()
+    return (
+        TARGET_SETTINGS
+        | {
+            "target.name": "airline",
+            "target.held_out": HELD_OUT,
+        }
+        | model_settings(recording)
+    )
 
 
 def measure(folder: Path, data: Path, recording: Recording) -> dict[str, Any]:
@@ -81,10 +66,13 @@ def measure(folder: Path, data: Path, recording: Recording) -> dict[str, Any]:
         traced(folder, "import", str(file), settings=options)
     analysis = traced(folder, "analyze", settings=options)[1]
     save_replies(folder, recording, analysis["cycle"])
+    save_replies(folder, read_recording(WORLD_REPLIES), analysis["cycle"])
+    world = traced(folder, "world", settings=options)[1]
     capabilities = [row["capability"] for row in analysis["capabilities"] if row["retained"]]
     figures = {capability: first_file(folder, capability, options) for capability in capabilities}
     return {
         "capabilities": figures,
+        "world": world_figures(world),
         "replies": len(recording.replies),
         "cost": sum(reply.cost for reply in recording.replies.values()),
         "meets": all(row["is_written"] for row in figures.values())

@@ -30,7 +30,7 @@ from agents.synthesizer.runtime import TemplateEnvironment
 from agents.synthesizer.scenario_extraction import NoTemplate, Template, calls_of, extract_template
 from agents.synthesizer.selection import in_turn, strata
 from agents.transcript import Transcript, transcripts
-from agents.world import runtime as world_runtime
+from agents.world.functions import FUNCTIONS, functions_source, runtime_source
 from agents.world.runtime import World
 from store.types import Capability, Label, Outcome, Trajectory, Verdict
 
@@ -58,10 +58,25 @@ _LINE = 110
 
 @dataclass(frozen=True)
 class WorldData:
-    """The world that an environment stands on: the hash of the world's source, and its data (``agents.world``)."""
+    """The world that an environment stands on: the hash of the world's source, and its data (``agents.world``).
+
+    Attributes:
+        module: The functions of tools that a model wrote; they run in containers only.
+    """
 
     digest: str
     data: dict[str, Any]
+    module: str = ""
+
+    @property
+    def functions_source(self) -> str:
+        """The function that makes the tools' functions, "" without a module."""
+        return f"{functions_source(self.module)}\n\n" if self.module else ""
+
+    @property
+    def arguments(self) -> str:
+        """What a file passes to its ``World`` after the data."""
+        return f", {FUNCTIONS}" if self.module else ""
 
     @property
     def omitted(self) -> list[str]:
@@ -92,7 +107,7 @@ def environment_source(data: dict[str, Any], target_world: WorldData | None = No
     compressed, the source of the world's runtime, and the constants ``WORLD``, the hash of the world, and
     ``WORLD_OMITS``, the tools that the world does not answer.
     """
-    arguments = "DATA, World(WORLD_DATA)" if target_world else "DATA"
+    arguments = f"DATA, World(WORLD_DATA{target_world.arguments})" if target_world else "DATA"
     summary = (
         f"Synthetic environment for the capability {data['capability']}: {len(data['templates'])} scenario templates."
     )
@@ -119,7 +134,7 @@ def _world_source(target_world: WorldData | None) -> str:
         f"# --- world ---\nimport base64\nimport zlib\n\nWORLD = {json.dumps(target_world.digest)}\n"
         f"WORLD_OMITS = {json.dumps(target_world.omitted)}\n"
         f"WORLD_DATA = json.loads(zlib.decompress(base64.b85decode(\n{text}\n)))\n\n"
-        f"{inspect.getsource(world_runtime)}\n\n"
+        f"{runtime_source()}\n\n{target_world.functions_source}"
     )
 
 

@@ -7,7 +7,8 @@ from typing import Any
 
 from agents.world.calls import Conversation
 from agents.world.errors import error_class
-from agents.world.runtime import NOT_RECORDED, World, argument_values, canonical_json, is_linked, parsed, scalars
+from agents.world.runtime import NOT_RECORDED, World
+from agents.world.values import argument_values, canonical_json, is_linked, parsed, scalars
 
 
 @dataclass(frozen=True)
@@ -36,10 +37,18 @@ class CallAgreement:
     shows_state: bool
 
 
-def replay(data: dict[str, Any], conversation: Conversation) -> list[str]:
-    """Return the answers of a world (``runtime.World``) to the calls of a conversation, from a fresh state."""
-    world = World(data)
-    return [world.call(call.tool, call.arguments) for call in conversation.calls]
+def replay(data: dict[str, Any], conversation: Conversation, *, in_context: bool = False) -> list[str]:
+    """Return the answers of a world (``runtime.World``) to the calls of a conversation, from a fresh state.
+
+    Args:
+        in_context: Whether the world learns the recorded answer to each call before the next one.
+    """
+    world, answers = World(data), []
+    for call in conversation.calls:
+        answers.append(world.call(call.tool, call.arguments))
+        if in_context:
+            world.observe(call.tool, call.arguments, call.text, call.failed)
+    return answers
 
 
 def compare(

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from agents.transcript import Transcript
-from agents.world.runtime import canonical_json
+from agents.world.values import canonical_json
 
 # From this share of objects and lists among its answers on, bare text of a tool is an error.
 _MOSTLY_JSON = 0.5

@@ -4,21 +4,31 @@ Only messages are read. The world is a single file of the standard library that 
 answers tool calls from a fresh state after each reset. The same conversations give the same bytes.
 """
 
-import inspect
 import json
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from agents.tool_schemas import merged_tools
 from agents.transcript import Transcript
-from agents.world import runtime
 from agents.world.calls import AnsweredCall, Conversation, conversations
 from agents.world.errors import ConditionedCall, error_rules
-from agents.world.runtime import UNCHANGED, UNKNOWN, World, at_path, canonical_json, computed, history_key, parts
+from agents.world.functions import FUNCTIONS, functions_source, runtime_source
+from agents.world.runtime import UNCHANGED, World
 from agents.world.templates import common_template
 from agents.world.tool_roles import write_tools
 from agents.world.transitions import Observations, effect_of, field_rules, observe
+from agents.world.values import (
+    UNKNOWN,
+    as_text,
+    at_path,
+    canonical_json,
+    computed,
+    history_key,
+    is_alike,
+    parsed,
+    parts,
+)
 
 # A write without a record of the same call is predicted if at most this share of its calls failed for no known reason.
 MAX_UNEXPLAINED = 0.1
@@ -166,7 +176,7 @@ def _link_path(name: str, writes: Sequence[AnsweredCall], reads: Sequence[Answer
 def _style(calls: Sequence[AnsweredCall]) -> list[Any] | None:
     """Return how a tool writes JSON, None if its texts cannot be reproduced."""
     values = [call for call in calls if isinstance(call.value, dict | list)]
-    counts = [sum(runtime.as_text(call.value, style) == call.text for call in values) for style in _STYLES]
+    counts = [sum(as_text(call.value, style) == call.text for call in values) for style in _STYLES]
     best = max(range(len(_STYLES)), key=lambda position: counts[position])
     return _STYLES[best] if values and counts[best] else None
 
@@ -245,7 +255,7 @@ def _base_records(data: Data, tool: str) -> dict[str, Any]:
     for key, entries in data["calls"].get(tool, {}).items():
         for history, text, failed in entries:
             if not history and not failed:
-                records[key] = runtime.parsed(text)
+                records[key] = parsed(text)
     return records
 
 
@@ -324,7 +334,7 @@ def _index_paths(answers: dict[str, Any], records: dict[str, Any]) -> dict[str, 
         fitting = [
             path
             for path in parts(pairs[0][1], [])
-            if all(runtime.is_alike(at_path(record, path), arguments.get(name)) for arguments, record in pairs)
+            if all(is_alike(at_path(record, path), arguments.get(name)) for arguments, record in pairs)
         ]
         if not fitting:
             return None
@@ -335,10 +345,12 @@ def _index_paths(answers: dict[str, Any], records: dict[str, Any]) -> dict[str, 
 def without_tools(data: Data, tools: Collection[str]) -> Data:
     """Return a world that does not answer these tools, nor what rests on their records; its key ``omitted`` names them.
 
-    A call of an omitted write may have changed something, as any write whose answer is not recorded.
+    The functions of these tools are not used either. A call of an omitted write may have changed something, as any
+    write whose answer is not recorded.
     """
     omitted = {*tools, *data.get("omitted", [])}
-    reduced = {**data, "omitted": sorted(omitted)}
+    function_tools = [tool for tool in data.get("functions", []) if tool not in tools]
+    reduced = {**data, "omitted": sorted(omitted), "functions": function_tools}
     for part in ("indexes", "errors", "constants", "computed"):
         reduced[part] = {tool: entry for tool, entry in data[part].items() if tool not in omitted}
     reduced["calls"] = {tool: {} if tool in omitted else entries for tool, entries in data["calls"].items()}
@@ -354,8 +366,25 @@ def without_tools(data: Data, tools: Collection[str]) -> Data:
     return reduced
 
 
-def world_source(data: Data) -> str:
-    """Return the text of ``world.py``: the data as JSON, the runtime, and an environment that answers calls."""
+def with_functions(data: Data, tools: Collection[str], roles: Mapping[str, bool]) -> Data:
+    """Return a world that also answers by the functions of these tools, which a model wrote; omitted ones as well.
+
+    Args:
+        roles: Tool -> whether it writes, in the place of what was inferred.
+    """
+    writes = {tool: entry for tool, entry in data["writes"].items() if roles.get(tool, True)}
+    unknown = {"is_safe": False, "template": None, "record": None}
+    writes |= {tool: unknown for tool, is_write in sorted(roles.items()) if is_write and tool not in writes}
+    omitted = [tool for tool in data.get("omitted", []) if tool not in tools]
+    return {**data, "writes": writes, "omitted": omitted, "functions": sorted(tools)}
+
+
+def world_source(data: Data, module: str = "") -> str:
+    """Return the text of ``world.py``: the data as JSON, the runtime, and an environment that answers calls.
+
+    Args:
+        module: The functions of the tools in the data's ``functions`` (``functions.py``).
+    """
     rows = ",\n".join(f"{json.dumps(key)}: {_rows(value)}" for key, value in data.items())
     # Three single quotes would end the string literal that holds the JSON.
     text = ("{\n" + rows + "\n}").replace("'", "\\u0027")
@@ -363,8 +392,9 @@ def world_source(data: Data) -> str:
         '"""A world: what a target\'s tools answered in its conversations.\n\nThe data comes'
         ' first, then the runtime that every world shares.\n"""\n\nimport json\n\n'
         f"DATA = json.loads(r'''\n{text}\n''')\n\n\n"
-        f"# --- runtime ---\n{inspect.getsource(runtime)}\n\n"
-        f"# --- environment ---\n{_ENVIRONMENT}"
+        f"# --- runtime ---\n{runtime_source()}\n\n"
+        + (f"# --- functions that a model wrote ---\n{functions_source(module)}\n\n" if module else "")
+        + f"# --- environment ---\n{_ENVIRONMENT.replace('FUNCTIONS', f', {FUNCTIONS}' if module else '')}"
     )
 
 
@@ -391,11 +421,15 @@ class Environment:
 
     def reset(self, seed: int) -> Task:
         """Begin from a fresh state; every seed is the same."""
-        self.world = World(DATA)
+        self.world = World(DATAFUNCTIONS)
         return Task("", [{"role": "user", "content": "."}], DATA["tools"])
 
     def step(self, message: Message) -> list[Message]:
-        """Answer every tool call."""
+        """Answer every tool call; a text is the true answer to the last one, and faults of functions are the reply."""
+        if message.get("content"):
+            self.world.observe(**json.loads(message["content"]))
+            faults, self.world.faults = self.world.faults, []
+            return [{"role": "user", "content": fault} for fault in faults]
         answers = []
         for call in message.get("tool_calls") or []:
             arguments = parsed(call["function"]["arguments"])

@@ -3,255 +3,135 @@
 A world is data (``reconstruction.py``) and this runtime. A read is answered by the recorded answer to the same call
 after the same writes; else from the recorded answer before any write, changed as those writes change such records. A
 write is answered by the recorded answer to the same call, by an error whose condition was learned, or by the record
-that results. What the record does not determine is answered by ``NOT_RECORDED``; what such a write may have changed
-is not answered either.
+that results. Functions that a model wrote may answer the calls of some tools for which this gives no answer
+(``functions.py``). What the record does not determine is answered by ``NOT_RECORDED``; what such a write may have
+changed is not answered either.
 
 Invariants: the same calls since ``restart`` give the same answers, and ``call`` never raises. Standard library only:
 this file is written verbatim into every world. Not covered: effects of time, and writes of other clients.
 """
 
-import ast
-import hashlib
 import json
-import operator
-import re
-from collections.abc import Iterator
+from collections.abc import Callable
 from typing import Any
 
-Data = dict[str, Any]
-Rule = list[Any]
-Path = list[Any]
+from agents.world.values import (
+    UNKNOWN,
+    Data,
+    argument_values,
+    as_text,
+    at_path,
+    call_key,
+    canonical_json,
+    changed_record,
+    computed,
+    copy_of,
+    fill,
+    history_key,
+    is_alike,
+    is_linked,
+    parsed,
+    parts,
+    scalars,
+    skeletons,
+)
 
 # The text of an answer and whether it is an error; None: not recorded.
 Reply = tuple[str, bool] | None
+# Of a read after a write of a tool with a function: (tool, arguments as canonical JSON or None for all, answer).
+Change = tuple[str, str | None, Any]
+# Functions of tools, by name, each of a call's arguments and a view of the world.
+Functions = dict[str, Callable[[Data, "View"], Any]]
 DEFAULT_STYLE = [", ", ": ", True]
-MAX_DEPTH = 3
+# Functions that run at once, each asked for by another one.
+MAX_CALLS = 8
 NOT_RECORDED = "[not recorded]"
-UNKNOWN = object()
 # Effects of a write on the answers of a read tool: none of its fields changes, the write's answer is the new record, or
 # the rule of each field.
 UNCHANGED, REPLACED_RECORD = "unchanged", "replaced"
-_OPERATORS: dict[Any, Any] = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-    ast.Div: operator.truediv,
-}
-_PLACEHOLDER = re.compile(r"\{\{(.*?)\}\}")
 
 
-def canonical_json(value: Any) -> str:
-    """Return JSON that is equal for equal values: sorted keys, 35.0 as 35, texts without outer blanks."""
-    return json.dumps(_normalized(value), sort_keys=True, ensure_ascii=False, separators=(",", ":"))
+class NotRecorded(Exception):
+    """A function raises this where the answer does not follow from what the world knows."""
 
 
-def _normalized(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {str(key): _normalized(part) for key, part in value.items()}
-    if isinstance(value, list):
-        return [_normalized(part) for part in value]
-    if isinstance(value, float) and value.is_integer():
-        return int(value)
-    return value.strip() if isinstance(value, str) else value
+class ToolError(Exception):
+    """A function raises this where the tool refuses the call; ``answer`` is its error, as text or data."""
+
+    def __init__(self, answer: Any) -> None:
+        super().__init__(answer)
+        self.answer = answer
 
 
-def call_key(tool: str, arguments: Data) -> str:
-    """Return a short digest of a call."""
-    return hashlib.sha256(f"{tool} {canonical_json(arguments)}".encode(errors="surrogatepass")).hexdigest()[:12]
+class View:
+    """What the function of a tool sees of the world during one call, and what its call changes."""
 
+    def __init__(self, world: "World") -> None:
+        self._world = world
+        self.changes: list[Change] = []
 
-def history_key(writes: list[str]) -> str:
-    """Return a short digest of the keys of the writes so far, in any order; "" for none."""
-    return hashlib.sha256(" ".join(sorted(writes)).encode()).hexdigest()[:12] if writes else ""
+    def get(self, tool: str, arguments: Data) -> Any:
+        """Return what a read answers now, as data; raise ``NotRecorded`` if that is not known.
 
+        An answer that is an error is raised as ``ToolError``.
+        """
+        reply = None if tool in self._world.data["writes"] else self._world.reply(tool, arguments)
+        if reply is None:
+            raise NotRecorded(tool)
+        if reply[1]:
+            raise ToolError(parsed(reply[0]))
+        return parsed(reply[0])
 
-def scalars(value: Any) -> set[str]:
-    """Return every text and number of nested data as text, keys of objects included."""
-    if isinstance(value, dict):
-        return {str(key) for key in value}.union(*(scalars(part) for part in value.values()))
-    if isinstance(value, list):
-        return set().union(*(scalars(part) for part in value))
-    return set() if value is None or isinstance(value, bool) else {str(_normalized(value))}
+    def records(self, tool: str) -> list[tuple[Data, Any]]:
+        """Return (arguments, answer) of each read of a tool whose answer is recorded or was seen, as it is now."""
+        return self._world.current_records(tool)
 
+    def writes(self, *tools: str) -> list[tuple[str, Data, Any]]:
+        """Return (tool, arguments, answer) of the successful writes so far, of these tools if any are named.
 
-def argument_values(arguments: Data) -> set[str]:
-    """Return the texts and numbers of a call's arguments, without their names."""
-    return set().union(*(scalars(part) for part in arguments.values()))
+        ``NotRecorded`` is raised if the result of one of them is not known.
+        """
+        writes = [write for write in self._world.writes if not tools or write["tool"] in tools]
+        if any(write["answer"] is UNKNOWN for write in writes):
+            raise NotRecorded("a write")
+        return [(write["tool"], copy_of(write["arguments"]), copy_of(write["answer"])) for write in writes]
 
+    def change(self, tool: str, arguments: Data, answer: Any) -> None:
+        """Let a read answer this after the write."""
+        self.changes.append((tool, canonical_json(arguments), copy_of(answer)))
 
-def is_linked(arguments: Data, write_values: set[str]) -> bool:
-    """Return whether a write names everything that a read asks for, so that it may change the read's answer."""
-    values = argument_values(arguments)
-    return bool(values) and values <= write_values
-
-
-def at_path(value: Any, path: Path) -> Any:
-    """Return the part of nested data at a path of keys and positions, ``UNKNOWN`` if there is none."""
-    for step in path:
-        if (isinstance(value, dict) and step in value) or (
-            isinstance(value, list) and isinstance(step, int) and -len(value) <= step < len(value)
-        ):
-            value = value[step]
-        else:
-            return UNKNOWN
-    return value
-
-
-def parts(value: Any, prefix: Path) -> Iterator[Path]:
-    """Yield the paths of the parts of nested data, at most three levels deep; of a list the first and last entry."""
-    if prefix:
-        yield prefix
-    if len(prefix) >= MAX_DEPTH:
-        return
-    if isinstance(value, dict):
-        for key in value:
-            yield from parts(value[key], [*prefix, key])
-    elif isinstance(value, list) and value:
-        yield from parts(value[0], [*prefix, 0])
-        if len(value) > 1:
-            yield from parts(value[-1], [*prefix, -1])
-
-
-def is_number(value: Any) -> bool:
-    """Return whether this is a number; booleans are not."""
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def rule_value(rule: Rule, old: Any, arguments: Data, answer: Any) -> Any:
-    """Return a field's value after a write by its rule, ``UNKNOWN`` if the rule does not determine it.
-
-    Args:
-        rule: ["same"], ["constant", value], ["argument", path], ["answer", path], ["append", source, path],
-            ["extend", source, path], ["remove", source, path], ["add", path], ["subtract", path] or ["reverse"], which
-            appends a list's own entries with negated numbers unless they are there; a source is "argument" or "answer".
-        old: The field's value before the write, ``UNKNOWN`` if the record had no such field.
-    """
-    kind = rule[0]
-    if kind == "same":
-        return old
-    if kind == "constant":
-        return rule[1]
-    if kind in ("argument", "answer"):
-        return at_path(arguments if kind == "argument" else answer, rule[1])
-    if kind in ("add", "subtract"):
-        amount = at_path(arguments, rule[1])
-        if not (is_number(old) and is_number(amount)):
-            return UNKNOWN
-        return old + amount if kind == "add" else old - amount
-    if kind == "reverse":
-        if not isinstance(old, list) or (old and all(entry in old for entry in _negated(old))):
-            return UNKNOWN
-        return [*old, *_negated(old)]
-    part = at_path(arguments if rule[1] == "argument" else answer, rule[2])
-    if part is UNKNOWN or not isinstance(old, list):
-        return UNKNOWN
-    if kind == "append":
-        return [*old, part]
-    if kind == "extend":
-        return [*old, *part] if isinstance(part, list) else UNKNOWN
-    return [entry for entry in old if entry != part] if part in old else UNKNOWN
-
-
-def _negated(value: Any) -> Any:
-    """Return nested data with negated numbers, as a booking is reversed by."""
-    if isinstance(value, dict):
-        return {key: _negated(part) for key, part in value.items()}
-    if isinstance(value, list):
-        return [_negated(part) for part in value]
-    return -value if is_number(value) else value
-
-
-def changed_record(rules: list[Any], record: Any, arguments: Data, answer: Any) -> Any:
-    """Return a record after a write by the rules of its fields, ``UNKNOWN`` if a field is not determined.
-
-    Args:
-        rules: [path, rule] of each field that some write changed; the other fields stay.
-    """
-    changed = json.loads(json.dumps(record))
-    for path, rule in rules:
-        parent = at_path(changed, path[:-1])
-        if not isinstance(parent, dict) or rule is None:
-            return UNKNOWN
-        value = rule_value(rule, at_path(record, path), arguments, answer)
-        if value is UNKNOWN:
-            return UNKNOWN
-        parent[path[-1]] = value
-    return changed
-
-
-def skeletons(value: Any) -> list[str]:
-    """Return the patterns of an argument that an error may depend on: itself, its digits masked, its punctuation."""
-    text = str(_normalized(value))
-    return [f"={text}", "#" + re.sub(r"\d+", "0", text), "." + re.sub(r"\w+", "w", text)]
-
-
-def fill(template: str, arguments: Data) -> str | None:
-    """Return a template with its argument paths replaced; None if the call lacks such an argument.
-
-    Braces around anything but a path are text.
-    """
-    values = {
-        match: at_path(arguments, json.loads(match)) for match in _PLACEHOLDER.findall(template) if _is_path(match)
-    }
-    if any(value is UNKNOWN for value in values.values()):
-        return None
-    return _PLACEHOLDER.sub(lambda match: str(values[match[1]]) if match[1] in values else match[0], template)
-
-
-def _is_path(text: str) -> bool:
-    try:
-        return isinstance(json.loads(text), list)
-    except ValueError:
-        return False
-
-
-def as_text(value: Any, style: list[Any]) -> str:
-    """Return a value as its tool writes it; ``style``: the separators, and whether other letters than ASCII escape."""
-    if isinstance(value, str):
-        return value
-    return json.dumps(value, separators=(style[0], style[1]), ensure_ascii=bool(style[2]))
-
-
-def computed(form: str, arguments: Data) -> str | None:
-    """Return the value of the only argument, an arithmetic expression, as text; None if it is none.
-
-    Args:
-        form: "float": always with a decimal point; "number": without one if it is whole. Both have two decimals.
-    """
-    if len(arguments) != 1:
-        return None
-    try:
-        value = _arithmetic(ast.parse(str(*arguments.values()).strip(), mode="eval").body)
-    except (SyntaxError, ValueError, ArithmeticError, RecursionError, MemoryError):
-        return None
-    value = round(float(value), 2)
-    return str(int(value)) if form == "number" and value.is_integer() else str(value)
-
-
-def _arithmetic(node: ast.AST) -> float:
-    if isinstance(node, ast.Constant) and isinstance(node.value, int | float) and not isinstance(node.value, bool):
-        return float(node.value)
-    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub | ast.UAdd):
-        value = _arithmetic(node.operand)
-        return -value if isinstance(node.op, ast.USub) else value
-    if isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
-        return float(_OPERATORS[type(node.op)](_arithmetic(node.left), _arithmetic(node.right)))
-    raise ValueError("no arithmetic expression")
+    def forget(self, tool: str, arguments: Data | None = None) -> None:
+        """Let a read's answer be unknown after the write; of all calls of the tool if no arguments are given."""
+        self.changes.append((tool, None if arguments is None else canonical_json(arguments), UNKNOWN))
 
 
 class World:
-    """The state of a target since ``restart``, by the data of its reconstruction."""
+    """The state of a target since ``restart``, by the data of its reconstruction and the functions of some tools.
 
-    def __init__(self, data: Data) -> None:
+    Args:
+        functions: Returns the functions, anew for each restart, so that none keeps a state. Those of the tools in the
+            data's ``functions`` are used.
+    """
+
+    def __init__(self, data: Data, functions: Callable[[], Functions] = dict) -> None:
         self.data = data
+        self._make_functions = functions
         self.restart()
 
     def restart(self) -> None:
         """Forget every write."""
         self.writes: list[Data] = []
+        # (tool, arguments) -> the number of writes before the answer was seen, and the answer.
+        self.observed_answers: dict[tuple[str, str], tuple[int, Any]] = {}
+        self.faults: list[str] = []
+        self._depth = self._last_position = 0
+        functions = self._make_functions()
+        function_tools = self.data.get("functions", [])
+        self._functions = {tool: function for tool, function in functions.items() if tool in function_tools}
 
     def call(self, tool: str, arguments: Data) -> str:
         """Return the tool's answer, ``NOT_RECORDED`` if the record does not determine it."""
+        self._last_position = len(self.writes)
         reply = self.reply(tool, arguments)
         return NOT_RECORDED if reply is None else reply[0]
 
@@ -264,41 +144,99 @@ class World:
         return self._read(tool, arguments)
 
     def _read(self, tool: str, arguments: Data) -> Reply:
-        entries = self.data["calls"][tool].get(canonical_json(arguments), [])
-        relevant = self.relevant(tool, arguments)
+        reply = self._recorded_read(tool, arguments)
+        if reply is None:
+            result = self._run(tool, arguments)
+            reply = result and result[0]
+        return reply
+
+    def _recorded_read(self, tool: str, arguments: Data) -> Reply:
+        """Return a read's answer without the function of its tool."""
+        key = canonical_json(arguments)
+        relevant = self._since_seen(tool, arguments)
         if any(write["answer"] is UNKNOWN for write in relevant):
             return None
         history = history_key([write["key"] for write in relevant])
-        for entry_history, text, failed in entries:
-            if entry_history == history:
+        for entry_history, text, failed in self.data["calls"][tool].get(key, []):
+            if entry_history == history and (tool, key) not in self.observed_answers:
                 return str(text), bool(failed)
         value = self._value(tool, arguments, relevant)
         if value is not UNKNOWN:
             return self._as_text(tool, value), False
         return None if relevant else self._inferred(tool, arguments)
 
+    def _since_seen(self, tool: str, arguments: Data) -> list[Data]:
+        """Return the writes that may have changed a read's answer since it was seen, or since the start."""
+        position, _ = self.observed_answers.get((tool, canonical_json(arguments)), (0, None))
+        return self.relevant(tool, arguments, position)
+
+    def _run(self, tool: str, arguments: Data) -> tuple[tuple[str, bool], list[Change]] | None:
+        """Return the reply of a tool's function and the changes that it declares, None if it gives none."""
+        function = self._functions.get(tool)
+        if function is None or self._depth >= MAX_CALLS:
+            return None
+        view = View(self)
+        self._depth += 1
+        try:
+            return (self._as_text(tool, function(copy_of(arguments), view)), False), view.changes
+        except NotRecorded:
+            return None
+        except ToolError as error:
+            return (self._as_text(tool, error.answer), True), []
+        except Exception as error:
+            # Whatever a written function raises is a fault of the function: it gives no answer.
+            self.faults.append(f"{tool}: {type(error).__name__}: {error}"[:300])
+            return None
+        finally:
+            self._depth -= 1
+
+    def current_records(self, tool: str) -> list[tuple[Data, Any]]:
+        """Return (arguments, answer as data) of each read of a tool that is recorded or was seen, as it is now."""
+        keys = [*self.data["calls"].get(tool, {}), *(key for name, key in self.observed_answers if name == tool)]
+        pairs = []
+        for key in sorted(set(keys)):
+            arguments = json.loads(key)
+            reply = None if tool in self.data["writes"] else self._recorded_read(tool, arguments)
+            if reply is not None and not reply[1]:
+                pairs.append((arguments, parsed(reply[0])))
+        return pairs
+
+    def observe(self, tool: str, arguments: Data, text: str, failed: bool) -> None:
+        """Take the true answer to the last call in the place of the world's."""
+        if tool not in self.data["writes"]:
+            if not failed:
+                self.observed_answers[tool, canonical_json(arguments)] = len(self.writes), parsed(text)
+            return
+        del self.writes[self._last_position :]
+        if not failed:
+            self.record(tool, arguments, text)
+
     def _as_text(self, tool: str, value: Any) -> str:
         return as_text(value, self.data["styles"].get(tool, DEFAULT_STYLE))
 
     def _value(self, tool: str, arguments: Data, relevant: list[Data]) -> Any:
         """Return a read's answer as data, after the writes since the start."""
-        entries = self.data["calls"][tool].get(canonical_json(arguments), [])
-        base = next((text for history, text, _ in entries if not history), None)
+        key = canonical_json(arguments)
+        if (tool, key) in self.observed_answers:
+            return self._changed(tool, key, copy_of(self.observed_answers[tool, key][1]), relevant)
+        base = next((text for history, text, _ in self.data["calls"][tool].get(key, []) if not history), None)
         value = self._derived(tool, arguments) if base is None else parsed(base)
-        return self._changed(tool, value, relevant)
+        return self._changed(tool, key, value, relevant)
 
-    def _changed(self, tool: str, value: Any, writes: list[Data]) -> Any:
+    def _changed(self, tool: str, key: str, value: Any, writes: list[Data]) -> Any:
         """Return a read's answer as data after writes that may have changed it, ``UNKNOWN`` if not determined."""
         for write in writes:
             effect = self.data["effects"].get(write["tool"], {}).get(tool)
             if write["answer"] is UNKNOWN:
                 return UNKNOWN
-            if effect == REPLACED_RECORD:
+            if write["changes"] is not None:
+                value = copy_of(_change_of(write, tool, key)[-1])
+            elif effect == REPLACED_RECORD:
                 value = write["answer"] if isinstance(write["answer"], dict) else UNKNOWN
             elif isinstance(effect, list) and isinstance(value, dict):
                 value = changed_record(effect, value, write["arguments"], write["answer"])
             else:
-                return UNKNOWN
+                value = UNKNOWN
         return value
 
     def after_writes(self, tool: str, arguments: Data, text: str, earlier: list[tuple[str, Data]]) -> str | None:
@@ -316,13 +254,17 @@ class World:
                 writes.append(write)
         if not writes:
             return text
-        value = self._changed(tool, parsed(text), writes)
+        value = self._changed(tool, canonical_json(arguments), parsed(text), writes)
         return None if value is UNKNOWN else self._as_text(tool, value)
 
-    def relevant(self, tool: str, arguments: Data) -> list[Data]:
-        """Return the writes so far that may have changed a read's answer."""
+    def relevant(self, tool: str, arguments: Data, position: int = 0) -> list[Data]:
+        """Return the writes so far that may have changed a read's answer, from a position on."""
         writes = []
-        for write in self.writes:
+        key = canonical_json(arguments)
+        for write in self.writes[position:]:
+            if write["changes"] is not None:
+                writes += [write] if _change_of(write, tool, key) else []
+                continue
             effect = self.data["effects"].get(write["tool"], {}).get(tool)
             is_wide = tool in self.data["wide"].get(write["tool"], [])
             if effect != UNCHANGED and (is_wide or is_linked(arguments, write["values"])):
@@ -373,8 +315,14 @@ class World:
         if exact:
             text, failed = exact[0]
             if not failed:
-                self.append(tool, arguments, parsed(text))
+                self.record(tool, arguments, str(text))
             return str(text), bool(failed)
+        result = self._run(tool, arguments)
+        if result is not None:
+            reply, changes = result
+            if not reply[1]:
+                self.append(tool, arguments, parsed(reply[0]), changes)
+            return reply
         error = self._error(tool, arguments)
         if error is not None:
             return error, True
@@ -384,13 +332,23 @@ class World:
 
     def record(self, tool: str, arguments: Data, text: str) -> None:
         """Add a write that succeeded with this answer."""
-        self.append(tool, arguments, parsed(text))
+        result = self._run(tool, arguments)
+        # The changes of a function that would have answered otherwise are no evidence.
+        is_alike = result is not None and canonical_json(parsed(result[0][0])) == canonical_json(parsed(text))
+        self.append(tool, arguments, parsed(text), result[1] if result is not None and is_alike else None)
 
-    def append(self, tool: str, arguments: Data, answer: Any) -> None:
-        """Add a write to the state; ``answer`` is ``UNKNOWN`` if it may have failed."""
+    def append(self, tool: str, arguments: Data, answer: Any, changes: list[Change] | None = None) -> None:
+        """Add a write to the state.
+
+        Args:
+            answer: ``UNKNOWN`` if it may have failed.
+            changes: All that it changes, None to have that by the learned effects.
+        """
         values = argument_values(arguments) | (set() if answer is UNKNOWN else scalars(answer))
         key = call_key(tool, arguments)
-        self.writes.append({"tool": tool, "key": key, "arguments": arguments, "answer": answer, "values": values})
+        self.writes.append(
+            {"tool": tool, "key": key, "arguments": arguments, "answer": answer, "values": values, "changes": changes}
+        )
 
     def _answer(self, tool: str, arguments: Data) -> Any:
         """Return a write's answer as data: its template, or the record that it changes.
@@ -449,7 +407,7 @@ class World:
         read_arguments = _link_arguments(link, arguments)
         if read_arguments is None:
             return UNKNOWN
-        relevant = self.relevant(link["tool"], read_arguments)
+        relevant = self._since_seen(link["tool"], read_arguments)
         if any(write["answer"] is UNKNOWN for write in relevant):
             return UNKNOWN
         return self._value(link["tool"], read_arguments, relevant)
@@ -461,16 +419,7 @@ def _link_arguments(link: Data, arguments: Data) -> Data | None:
     return None if any(value is UNKNOWN for value in read_arguments.values()) else read_arguments
 
 
-def parsed(text: str) -> Any:
-    """Return the JSON value of a text, or the text if it is not JSON."""
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        return text
-
-
-def is_alike(field: Any, argument: Any) -> bool:
-    """Return whether a field has the value of an argument, whatever the case."""
-    if field is UNKNOWN or isinstance(field, dict | list):
-        return False
-    return str(_normalized(field)).casefold() == str(_normalized(argument)).casefold()
+def _change_of(write: Data, tool: str, key: str) -> Any:
+    """Return the last declared change of a read by a write, () if there is none."""
+    changes = [entry for entry in write["changes"] if entry[0] == tool and entry[1] in (None, key)]
+    return changes[-1] if changes else ()

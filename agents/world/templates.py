@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from agents.world.calls import AnsweredCall
-from agents.world.runtime import at_path, fill, parts
+from agents.world.values import at_path, fill, parts
 
 
 def template_of(text: str, arguments: dict[str, Any]) -> str:

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 from agents.tool_schemas import is_read
 from agents.world.calls import AnsweredCall, Conversation
-from agents.world.runtime import argument_values, scalars
 from agents.world.templates import template_of
+from agents.world.values import argument_values, scalars
 
 # A record is alike another if so large a share of their fields have the same names.
 _ALIKE_SHARE = 0.8

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from agents.world.calls import AnsweredCall, Conversation
-from agents.world.runtime import (
-    REPLACED_RECORD,
-    UNCHANGED,
+from agents.world.runtime import REPLACED_RECORD, UNCHANGED
+from agents.world.tool_roles import is_same_record
+from agents.world.values import (
     UNKNOWN,
     Rule,
     argument_values,
@@ -24,7 +24,6 @@ from agents.world.runtime import (
     rule_value,
     scalars,
 )
-from agents.world.tool_roles import is_same_record
 
 # Different calls that a rule has to reproduce before it is used.
 MINIMUM_OBSERVATIONS = 2

@@ -56,12 +56,59 @@ def inspect_source(source: str, *, has_user_model: bool = True) -> tuple[bool, d
         has_user_model: Whether an environment may ask for a user that is a model.
     """
     size = len(source.encode())
-    if size > MAX_BYTES:
-        return False, {"bytes": size, "refused": [f"{size} bytes, more than {MAX_BYTES}"]}
+    tree, refusals = _inspect(source, MAX_BYTES)
+    user_line = model_user_line(tree) if tree else 0
+    if user_line and not has_user_model:
+        refusals.append(f"line {user_line}: {NO_USER_MODEL}")
+    if tree and not any(isinstance(node, ast.ClassDef) and node.name == "Environment" for node in tree.body):
+        refusals.append("line 0: defines no class Environment")
+    return not refusals, {"bytes": size, "refused": refusals[:20], **({"user": MODEL} if user_line else {})}
+
+
+def inspect_module(source: str, largest: int) -> list[str]:
+    """Return why a module of tool functions (``agents.world.functions``) is refused; nothing if it is not.
+
+    Beside what environments may not use it has no statement that runs at its top but imports and assignments, and no
+    state: no ``global``.
+
+    Args:
+        largest: The most bytes.
+    """
+    tree, refusals = _inspect(source, largest)
+    if tree is None:
+        return refusals
+    for position, statement in enumerate(tree.body):
+        is_docstring = position == 0 and isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
+        if not isinstance(statement, _DEFINITIONS) and not is_docstring:
+            refusals.append(f"line {statement.lineno}: is no import, function, class or assignment")
+    for part in ast.walk(tree):
+        match part:
+            case ast.ImportFrom(module="__future__" | "sandbox.contract" as module):
+                refusals.append(f"line {part.lineno}: imports from {module}")
+            case ast.Global() | ast.Nonlocal():
+                refusals.append(f"line {part.lineno}: has a state (global or nonlocal)")
+    tables = [node for node in tree.body if isinstance(node, ast.Assign) and _binds(node, "TOOLS")]
+    if not tables or not isinstance(tables[-1].value, ast.Dict):
+        refusals.append("line 0: binds no dictionary of functions to TOOLS")
+    return refusals[:20]
+
+
+_DEFINITIONS = (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.ClassDef, ast.Assign, ast.AnnAssign)
+
+
+def _binds(node: ast.Assign, name: str) -> bool:
+    return any(isinstance(target, ast.Name) and target.id == name for target in node.targets)
+
+
+def _inspect(source: str, largest: int) -> tuple[ast.Module | None, list[str]]:
+    """Return the tree of a source, None if it is too large or does not parse, and "line N: reason" of each finding."""
+    size = len(source.encode())
+    if size > largest:
+        return None, [f"{size} bytes, more than {largest}"]
     try:
         tree = ast.parse(source)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        return False, {"bytes": size, "refused": [f"line {getattr(error, 'lineno', 0)}: does not parse: {error}"]}
+        return None, [f"line {getattr(error, 'lineno', 0)}: does not parse: {error}"]
     nodes = list(ast.walk(tree))
     imports = dict(imported for node in nodes for imported in _imported_names(node))
     findings: list[tuple[int, str]] = []
@@ -71,13 +118,7 @@ def inspect_source(source: str, *, has_user_model: bool = True) -> tuple[bool, d
         findings += ((line, use) for use in uses)
         findings += ((line, f"reads the clock: {name}()") for name in _clock_reads(node, imports))
     findings += ((line, UNSEEDED) for line in _unseeded_lines(nodes, imports))
-    user_line = model_user_line(tree)
-    if user_line and not has_user_model:
-        findings.append((user_line, NO_USER_MODEL))
-    refusals = [f"line {line}: {reason}" for line, reason in dict.fromkeys(findings)]
-    if not any(isinstance(node, ast.ClassDef) and node.name == "Environment" for node in tree.body):
-        refusals.append("line 0: defines no class Environment")
-    return not refusals, {"bytes": size, "refused": refusals[:20], **({"user": MODEL} if user_line else {})}
+    return tree, [f"line {line}: {reason}" for line, reason in dict.fromkeys(findings)]
 
 
 def _denied_uses(node: ast.AST) -> list[str]:

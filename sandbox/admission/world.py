@@ -47,11 +47,13 @@ class WorldReplay:
 
     Attributes:
         omitted: Why tools are omitted, each in a line.
+        function_tools: The tools with a function of a model, each with its proof in a line.
     """
 
     digest: str
     tools: Sequence[ToolReplay]
     omitted: Sequence[str] = ()
+    function_tools: Sequence[str] = ()
 
 
 def world_of(source_code: str) -> str | None:
@@ -120,6 +122,7 @@ def world(digest: str, omitted: set[str], replay: WorldReplay, tools: set[str], 
         "tools_judged": len(judged_tools),
         "not_judged": sorted(tools - judged_tools - omitted),
         "omitted": [*replay.omitted],
+        **({"written_by_model": [*replay.function_tools]} if replay.function_tools else {}),
         "disagreeing": disagreeing,
         "exact_bound": thresholds.world_exact,
         "error_class_bound": thresholds.world_error_class,

@@ -17,7 +17,7 @@ from store.types import PairedDifference, Verdict
 from traced.cli.output import bounded
 from traced.evaluation.examples import Example
 from traced.evaluation.figures import TARGET_NOT_TESTED, gate_remark
-from traced.evaluation.world_agreement import HELD_OUT_CALLS, LEFT_OUT_CALLS, WorldFigures, brief_lines
+from traced.evaluation.world_agreement import CONTEXT_CALLS, HELD_OUT_CALLS, LEFT_OUT_CALLS, WorldFigures, brief_lines
 from traced.scoring.evidence import OutcomeSource, OutcomeSources
 
 LIST_LIMIT = 5  # maximum number of printed citations and names
@@ -198,11 +198,15 @@ def _world_lines(chain: EvidenceChain, world: WorldFigures | None) -> Iterator[s
         return
     yield f"world        {world.digest[:12]}, made of {world.conversations} conversations"
     omitted = {item.tool for item in world.omitted}
-    for split in (HELD_OUT_CALLS, LEFT_OUT_CALLS):
+    for split in (HELD_OUT_CALLS, CONTEXT_CALLS, LEFT_OUT_CALLS):
         if rows := world.agreement.get(split):
             yield f"{INDENT}replayed calls of {split} conversations:"
-            for line in brief_lines(rows, omitted):
+            for line in brief_lines(rows, omitted, world.function_proofs):
                 yield f"{INDENT}  {sanitize_line(line)}"
+    if world.function_proofs:
+        yield f"{INDENT}functions that a model wrote, in context:"
+    for proof in world.function_proofs.values():
+        yield f"{INDENT}  {sanitize_line(proof.text)}"
     if omitted:
         yield f"{INDENT}omitted tools, which the world does not answer because its answers were wrong:"
     for item in world.omitted:

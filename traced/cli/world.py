@@ -56,6 +56,7 @@ def world(
                 "conversations": target_world.conversations,
                 "agreement": agreement_json(figures.agreement),
                 "omitted": [asdict(item) for item in figures.omitted],
+                **({"functions": asdict(figures.functions)} if figures.functions else {}),
             }
         )
         return
@@ -66,9 +67,22 @@ def world(
     for split, rows in figures.agreement.items():
         if rows:
             console.print(f"\nCalls of {split} conversations, shares with their 95 % intervals:", highlight=False)
-        for line in agreement_lines(rows):
+        for line in agreement_lines(rows, figures.function_proofs):
             console.print(f"  {sanitize_line(line, LINE)}", highlight=False, markup=False, soft_wrap=True)
+    _print_functions(figures)
     if figures.omitted:
         console.print("\nTools that the world omits, because its answers were wrong:", highlight=False)
     for item in figures.omitted:
         console.print(f"  {sanitize_line(item.text)}", highlight=False, markup=False, soft_wrap=True)
+
+
+def _print_functions(figures: WorldFigures) -> None:
+    """Print what a model wrote for the world, if one was asked."""
+    functions = figures.functions
+    if functions is None:
+        return
+    console.print("\nFunctions that the model wrote, on calls that it had not seen, in context:", highlight=False)
+    if functions.reason:
+        console.print(f"  none is used: {sanitize_line(functions.reason)}", highlight=False, markup=False)
+    for proof in functions.proofs:
+        console.print(f"  {sanitize_line(proof.text, LINE)}", highlight=False, markup=False, soft_wrap=True)

@@ -173,6 +173,13 @@ class OmittedToolView(Model):
     text: str = Field(description="the agreement that its answers had, in one line")
 
 
+class FunctionToolView(Model):
+    """A tool with a function that a model wrote, which answers what the builtin world does not."""
+
+    tool: str
+    text: str = Field(description="its answers to calls that the model had not seen, in one line")
+
+
 class WorldView(Model):
     """The world on which the environment stands."""
 
@@ -180,6 +187,7 @@ class WorldView(Model):
     conversations: int = Field(description="conversations of which it is made")
     agreement: dict[str, list[ToolAgreementView]] = Field(description="by origin of the replayed calls")
     omitted: list[OmittedToolView] = Field(default=[], description="tools that it does not answer")
+    function_tools: list[FunctionToolView] = Field(default=[], description="tools with a function of a model")
 
 
 class EnvironmentLineage(Model):

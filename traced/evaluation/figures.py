@@ -336,6 +336,7 @@ def as_json(figures: CycleFigures) -> dict[str, object]:
             "digest": figures.world.digest,
             "conversations": figures.world.conversations,
             "omitted": [asdict(item) for item in figures.world.omitted],
+            **({"functions": asdict(figures.world.functions)} if figures.world.functions else {}),
         } | agreement
     if figures.prompts:
         payload["prompts"] = [

@@ -1,8 +1,10 @@
 """How well a world answers recorded calls, by tool, with intervals: plain types for the command and the report.
 
-"held out": calls of conversations that are held out. "left out": calls of train conversations, each on a world that was
-made without the conversations of its task. A tool whose "left out" answers disagree is omitted: the world does not
-answer it. A world's "left out" figures are therefore better than those of other calls would be. The "held out" ones
+"held out": calls of conversations that are held out. "held out (in context)": the same, where the world learns the
+recorded answer to each before the next one; these show what tools do rather than which records are known. "left out":
+calls of train conversations, each on a world that was made without the conversations of its task, and of a model's
+functions only calls that the model has not seen. A tool whose "left out" answers disagree is omitted: the world does
+not answer it. A world's "left out" figures are therefore better than those of other calls would be. The "held out" ones
 prove the world as it was made; a tool that these calls refute is omitted from the environments only.
 """
 
@@ -16,8 +18,9 @@ from agents.world.agreement import CallAgreement
 from store.records import AdmissionRecord, StageState
 from store.repositories.cycles import list_stage_events
 from traced.evaluation.intervals import Share, mean_share
+from traced.evaluation.written_functions import MODEL, FunctionProof, WrittenFunctions, read_functions
 
-HELD_OUT_CALLS, LEFT_OUT_CALLS = "held out", "left out"
+HELD_OUT_CALLS, CONTEXT_CALLS, LEFT_OUT_CALLS = "held out", "held out (in context)", "left out"
 MEASURES = ("coverage", "exact", "fields", "error_class", "errors", "states")
 READS, WRITES = "all reads", "all writes"
 REPLAY = "replay"  # the stage whose detail has the figures
@@ -84,13 +87,23 @@ class WorldFigures:
     """A target's world: the hash of its source, how many conversations it was made of, and its agreement by split.
 
     Attributes:
+        agreement: HELD_OUT_CALLS, CONTEXT_CALLS, LEFT_OUT_CALLS -> tools, then all reads and writes.
         omitted: Tools that the world does not answer.
+        functions: What a model wrote for it; None if none was asked.
     """
 
     digest: str
     conversations: int
-    agreement: dict[str, list[ToolAgreement]]  # HELD_OUT_CALLS, LEFT_OUT_CALLS -> tools, then all reads and writes
+    agreement: dict[str, list[ToolAgreement]]
     omitted: list[OmittedTool] = field(default_factory=list)
+    functions: WrittenFunctions | None = None
+
+    @property
+    def function_proofs(self) -> dict[str, FunctionProof]:
+        """The tools with a model's function, which answers what the builtin world does not, with its proof."""
+        omitted = {item.tool for item in self.omitted}
+        proofs = self.functions.proofs if self.functions and self.functions.module else []
+        return {proof.tool: proof for proof in proofs if proof.is_used and proof.tool not in omitted}
 
     @property
     def text(self) -> str:
@@ -103,6 +116,8 @@ class WorldFigures:
                         f"{row.tool} of {split} conversations: {row.exact.count} of {row.coverage.count} answered"
                         + (f", {share_text(row.exact)} exact" if row.exact.count else "")
                     )
+        if self.functions is not None:
+            parts.append(self.functions.text)
         if self.omitted:
             parts.append(f"omitted tools: {', '.join(item.tool for item in self.omitted)}")
         return "; ".join(parts) or "no calls to compare with"
@@ -141,8 +156,8 @@ def share_text(share: Share) -> str:
     return f"{100 * share.share:.0f} % [{100 * share.low:.0f}, {100 * share.high:.0f}]"
 
 
-def agreement_lines(rows: Sequence[ToolAgreement]) -> list[str]:
-    """Return the agreement by tool, a line for each."""
+def agreement_lines(rows: Sequence[ToolAgreement], function_tools: Collection[str] = ()) -> list[str]:
+    """Return the agreement by tool, a line for each; ``function_tools``: the tools with a model's function."""
     lines = []
     for row in rows:
         measures = {"exact": row.exact, "fields": row.fields, "error class": row.error_class}
@@ -151,14 +166,21 @@ def agreement_lines(rows: Sequence[ToolAgreement]) -> list[str]:
         counts = f"{row.exact.count} of {row.coverage.count} calls answered"
         if row.not_recorded:
             counts += f", {row.not_recorded} not recorded"
-        lines.append(f"{row.title}: {', '.join([counts, *shares])}")
+        lines.append(f"{_authored(row, function_tools)}: {', '.join([counts, *shares])}")
     return lines
 
 
-def brief_lines(rows: Sequence[ToolAgreement], omitted: Collection[str] = ()) -> list[str]:
+def _authored(row: ToolAgreement, function_tools: Collection[str]) -> str:
+    return f"{row.title}, by the {MODEL}" if row.tool in function_tools else row.title
+
+
+def brief_lines(
+    rows: Sequence[ToolAgreement], omitted: Collection[str] = (), function_tools: Collection[str] = ()
+) -> list[str]:
     """Return the agreement in short lines: one per tool with an answer, one on the tools without any, and the sums.
 
-    The answers of ``omitted`` tools, which the world no longer gives, have no line.
+    The answers of ``omitted`` tools, which the world no longer gives, have no line. ``function_tools`` are those with a
+    model's function.
     """
     lines, silent_tools = [], []
     for row in rows:
@@ -168,7 +190,7 @@ def brief_lines(rows: Sequence[ToolAgreement], omitted: Collection[str] = ()) ->
             counts = f"{row.exact.count} of {row.coverage.count} answered"
             counts += f", {row.not_recorded} not recorded" if row.not_recorded else ""
             shares = f"; exact {share_text(row.exact)}, error class {share_text(row.error_class)}"
-            lines.append(f"{row.title}: {counts}{shares if row.exact.count else ''}")
+            lines.append(f"{_authored(row, function_tools)}: {counts}{shares if row.exact.count else ''}")
         else:
             silent_tools.append(f"{row.tool} ({row.coverage.count})")
     if silent_tools:
@@ -206,7 +228,8 @@ def stored_figures(session: Session, cycle_id: str, digest: str | None = None) -
             detail = event.detail
             omitted = read_omitted(detail.get("omitted", []))
             agreement = read_agreement(detail["agreement"])
-            return WorldFigures(detail["digest"], detail["conversations"], agreement, omitted)
+            functions = read_functions(detail.get("functions"))
+            return WorldFigures(detail["digest"], detail["conversations"], agreement, omitted, functions)
     return None
 
 

@@ -30,13 +30,13 @@ def disagreeing_tools(rows: Sequence[ToolAgreement]) -> list[OmittedTool]:
     ]
 
 
-def refuted_tools(rows: Sequence[ToolAgreement]) -> list[OmittedTool]:
-    """Return the tools that the check "world" of admission refuses by their held-out calls."""
+def refuted_tools(rows: Sequence[ToolAgreement], calls: str = HELD_OUT_CALLS) -> list[OmittedTool]:
+    """Return the tools that the check "world" of admission refuses by their held-out calls; ``calls``: how replayed."""
     bounds = Thresholds()
     return [
-        OmittedTool(row.tool, HELD_OUT_CALLS, row.exact, row.error_class)
+        OmittedTool(row.tool, calls, row.exact, row.error_class)
         for row in rows
-        if row.tool not in (READS, WRITES) and disagreements(tool_replay(row, HELD_OUT_CALLS), bounds)
+        if row.tool not in (READS, WRITES) and disagreements(tool_replay(row, calls), bounds)
     ]
 
 

@@ -158,13 +158,14 @@ async def usable_world(context: Context) -> WorldData | None:
     data = read_data(target_world.source_code)
     if figures is not None:
         data = without_tools(data, [item.tool for item in figures.omitted])
-    return WorldData(target_world.digest, data)
+    return WorldData(target_world.digest, data, target_world.module)
 
 
 def admission_world(figures: WorldFigures) -> WorldReplay:
     """Return what admission judges a world by."""
     rows = [tool_replay(row, split) for split, rows in figures.agreement.items() for row in rows]
-    return WorldReplay(figures.digest, rows, [item.text for item in figures.omitted])
+    function_tools = [proof.text for proof in figures.function_proofs.values()]
+    return WorldReplay(figures.digest, rows, [item.text for item in figures.omitted], function_tools)
 
 
 def _tools(trajectories: Sequence[Trajectory]) -> list[Tool]:

@@ -243,7 +243,7 @@ def _world(table: Table, world: WorldView) -> None:
     _row(table, "world", f"{world.digest[:12]}, made of {world.conversations} conversations; replayed calls:")
     omitted = {item.tool for item in world.omitted}
     for origin, rows in world.agreement.items():
-        _row(table, "", f"{sanitize_line(origin, 20)} conversations:")
+        _row(table, "", f"{sanitize_line(origin, 30)} conversations:")
         silent_tools = [row for row in rows if not row.exact.count and not row.is_total]
         for row in rows:
             # Answers that the world no longer gives have no line.
@@ -256,6 +256,10 @@ def _world(table: Table, world: WorldView) -> None:
         if silent_tools:
             names = ", ".join(f"{sanitize_line(row.tool, 40)} ({row.calls})" for row in silent_tools)
             _indented(table, f"none of the calls answered: {names}")
+    if world.function_tools:
+        _row(table, "", "functions that a model wrote, in context:")
+    for tool in world.function_tools:
+        _indented(table, sanitize_line(tool.text))
     if world.omitted:
         _row(table, "", "omitted tools, which the world does not answer because its answers were wrong:")
     for item in world.omitted:

@@ -6,16 +6,14 @@ the file do not meet. Not covered: a file that does not parse gets no block, bec
 """
 
 import ast
-import inspect
 import json
 import re
-import textwrap
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from agents.synthesizer.builtin import WorldData
 from agents.transcript import tool_function
-from agents.world import runtime
+from agents.world.functions import indented, runtime_source
 from store.types import Tool
 
 POLICIES, TOOLS, WORLD_CLASS = "TARGET_POLICIES", "TARGET_TOOLS", "TargetWorld"
@@ -31,7 +29,7 @@ class TargetWorld(World):
     """The target's world; see ``World``."""
 
     def __init__(self):
-        super().__init__(_DATA)
+        super().__init__(_DATA_AND_FUNCTIONS)
 
     def reply(self, tool, arguments):
         """Return the answer and whether it is an error; None: not recorded, and then the call changes nothing.
@@ -168,13 +166,14 @@ def _world_section(world: WorldData, tools: Iterable[Tool]) -> str:
     lines = [encoded[start : start + _LINE] for start in range(0, len(encoded), _LINE)]
     text = "\n".join(f"    {json.dumps(line)}" for line in lines)
     body = (
-        f"{inspect.getsource(runtime)}\nimport base64\nimport zlib\n\n"
+        f"{runtime_source()}\nimport base64\nimport zlib\n\n"
         f"_DATA = json.loads(zlib.decompress(base64.b85decode(\n{text}\n)))\n"
-        f"_ARGUMENTS = json.loads({json.dumps(json.dumps(_arguments(tools)))})\n{_WORLD_CLASS}"
+        f"_ARGUMENTS = json.loads({json.dumps(json.dumps(_arguments(tools)))})\n\n\n{world.functions_source}"
+        f"{_WORLD_CLASS.replace('_DATA_AND_FUNCTIONS', f'_DATA{world.arguments}')}"
     )
     return (
         f"WORLD = {json.dumps(world.digest)}\nWORLD_OMITS = {json.dumps(world.omitted)}\n\n\n"
-        f"def _world():\n{textwrap.indent(body, '    ')}\n\n"
+        f"def _world():\n{indented(body)}\n\n"
         f"{WORLD_CLASS} = _world()"
     )
 

@@ -47,6 +47,7 @@ from traced.client.approvals import (
     EpisodesRequestView,
     EpisodeView,
     ExampleView,
+    FunctionToolView,
     GateView,
     LengthsView,
     OmittedToolView,
@@ -242,7 +243,14 @@ def _world(session: Session, version: AdapterVersion) -> WorldView | None:
         for split, rows in figures.agreement.items()
     }
     omitted = [OmittedToolView(tool=item.tool, text=item.text) for item in figures.omitted]
-    return WorldView(digest=figures.digest, conversations=figures.conversations, agreement=agreement, omitted=omitted)
+    function_tools = [FunctionToolView(tool=tool, text=proof.text) for tool, proof in figures.function_proofs.items()]
+    return WorldView(
+        digest=figures.digest,
+        conversations=figures.conversations,
+        agreement=agreement,
+        omitted=omitted,
+        function_tools=function_tools,
+    )
 
 
 def _environment(session: Session, version: AdapterVersion) -> EnvironmentLineage:

@@ -3,7 +3,8 @@
 from agents.world.agreement import CallAgreement, compare
 from agents.world.calls import AnsweredCall, Conversation
 from agents.world.errors import error_class
-from agents.world.runtime import NOT_RECORDED, parsed
+from agents.world.runtime import NOT_RECORDED
+from agents.world.values import parsed
 
 
 def call(tool: str, arguments: dict[str, object], text: str, *, failed: bool = False) -> AnsweredCall:

@@ -2,8 +2,9 @@
 
 from agents.world.calls import AnsweredCall
 from agents.world.errors import ConditionedCall, error_rules
-from agents.world.runtime import World, fill, parsed
+from agents.world.runtime import World
 from agents.world.templates import template_of
+from agents.world.values import fill, parsed
 
 EMPTY: dict[str, dict[str, object]] = {"links": {}, "calls": {}, "writes": {}}
 

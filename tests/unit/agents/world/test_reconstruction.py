@@ -7,7 +7,8 @@ import pytest
 
 from agents.transcript import Transcript
 from agents.world.reconstruction import without_tools, world_data, world_source
-from agents.world.runtime import NOT_RECORDED, World, is_linked
+from agents.world.runtime import NOT_RECORDED, World
+from agents.world.values import is_linked
 from tests.unit.agents.world.targets import (
     Library,
     Warehouse,
