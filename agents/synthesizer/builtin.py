@@ -187,9 +187,10 @@ def synthesize(
     Args:
         extra_openings: openings of failures that lacked the capability and are not among ``trajectories``; they affect
             only the weights of the strata, and no word of them is written into the file.
-        target_world: The target's world, which answers the calls that the scenarios themselves do not. Scenarios that
-            call a tool that it omits are left out; if fewer than ``MINIMUM_TEMPLATES`` remain, the environment is
-            written without the world.
+        target_world: The target's world, which answers the calls that the scenarios themselves do not. A scenario that
+            calls a tool that it omits is left out unless its recorded answers can be replayed exactly
+            (``is_replayable``); if fewer than ``MINIMUM_TEMPLATES`` remain, the environment is written without the
+            world.
         unretained: Capabilities of the labels that do not explain failures: if templates are few, successes that lack
             only such ones are examples too.
 
@@ -204,12 +205,12 @@ def synthesize(
         {transcript.trajectory_id for transcript in [*sources.exemplary, *sources.controls]},
     )
     templates, rejections = extract_all(sources.exemplary, corpus)
-    omitted = set(target_world.omitted) if target_world else set()
     templates = distinct_templates(templates)
     for further, required in ((sources.sound, ENOUGH_TEMPLATES), (sources.lucky, MINIMUM_TEMPLATES)):
-        if sum(tools_of(template).isdisjoint(omitted) for template in templates) < required:
+        if sum(is_replayable(template, corpus, target_world) for template in templates) < required:
             templates = distinct_templates([*templates, *extract_all(further, corpus)[0]])
     reads_first = _needs_reads(capability)
+    recorded_count = len(templates)
     if reads_first:
         templates += counterfactual_templates(templates, extract_all(sources.unread, corpus)[0], corpus, rng)
     compounds = _compose(templates, sources, corpus, rng)
@@ -222,8 +223,14 @@ def synthesize(
     drafts += [{**template, "control": True, "reads_first": template["handoff"]} for template in controls]
     selection: list[Template] = []
     if target_world is not None:
-        independent = [draft for draft in drafts if tools_of(draft).isdisjoint(omitted)]
-        selection = fill(independent, corpus, Frame(common, target_world), Counter(), rng)
+        # What an omitted tool answers in a conversation that nobody had is not known.
+        invented = range(recorded_count, len(templates) + len(compounds))
+        replayable = [
+            draft
+            for position, draft in enumerate(drafts)
+            if is_replayable(draft, corpus, target_world, is_recorded=position not in invented)
+        ]
+        selection = fill(replayable, corpus, Frame(common, target_world), Counter(), rng)
     if not _is_enough(selection):
         # Too little of the world is left to carry the scenarios: they answer by themselves.
         target_world = None
@@ -286,16 +293,22 @@ def _single(template: Template, common: Mapping[str, object]) -> dict[str, Any]:
 
 
 def is_solvable(template: Template, common: Mapping[str, object], world: World | None = None) -> bool:
-    """Return whether, on every probe seed, the recorded solution reaches reward 1 and doing nothing at most 0.2."""
+    """Return whether, on every probe seed, the recorded solution reaches reward 1 and doing nothing at most 0.2.
+
+    The tools that the world omits have to answer it as recorded.
+    """
     environment = TemplateEnvironment(numbered(_single(template, common)), world)
     for seed in range(_PROBE_SEEDS):
         environment.reset(seed)
         if environment.score().reward > 0.2:
             return False
-        for message in environment.oracle():
+        for step, message in zip(environment.scenario.steps, environment.oracle(), strict=True):
             if environment.done:
                 return False
-            environment.step(message)
+            replies = environment.step(message)
+            for call, reply in zip(step["calls"], replies, strict=False):
+                if call["tool"] in environment.omitted and reply["content"] != call["result"]:
+                    return False
         if not (environment.done and environment.score().success):
             return False
     return True
@@ -344,8 +357,9 @@ def fill(
     prompts: set[str] = set()
     used = len(_world_source(frame.target_world))
     world = World(frame.target_world.data) if frame.target_world else None
+    omitted = frame.target_world.omitted if frame.target_world else []
     for draft in in_turn(drafts, rng):
-        template = generalise(draft, corpus, rng)
+        template = generalise(draft, corpus, rng, omitted)
         if not is_solvable(template, frame.common, world):
             rejections["its recorded solution does not replay"] += 1
             continue
@@ -403,6 +417,29 @@ def _controls(sources: _Sources, templates: list[Template], corpus: Corpus) -> l
 def tools_of(template: Template) -> set[str]:
     """Return the tools that a template's solution calls."""
     return {str(call["tool"]) for call in calls_of(template["steps"])}
+
+
+def is_replayable(
+    template: Template, corpus: Corpus, target_world: WorldData | None, *, is_recorded: bool = True
+) -> bool:
+    """Return whether the tools that a world omits can answer a template's calls: as recorded, or there are none.
+
+    Their answers are known for the recorded arguments after the recorded writes only. No agent repeats another one's
+    prose, so neither their calls nor the writes before them may hold some.
+
+    Args:
+        is_recorded: Whether the template is one recorded conversation, not composed or changed.
+    """
+    if target_world is None or tools_of(template).isdisjoint(target_world.omitted):
+        return True
+    writes = {*corpus.writes, *target_world.data["writes"]}
+    has_prose = False
+    for call in calls_of(template["steps"]):
+        holds_prose = not set(call["args"]).isdisjoint(corpus.free_text.get(call["tool"], []))
+        if call["tool"] in target_world.omitted and (holds_prose or has_prose):
+            return False
+        has_prose = has_prose or (holds_prose and call["tool"] in writes and call["kind"] != "error")
+    return is_recorded
 
 
 def _write_tools(template: Template) -> set[str]:

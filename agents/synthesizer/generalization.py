@@ -13,6 +13,7 @@ import json
 import random
 import re
 from collections import defaultdict
+from collections.abc import Collection
 from typing import Any
 
 from agents.synthesizer.corpus import (
@@ -200,10 +201,17 @@ def _letters(identifier: str) -> str:
     return re.split(r"\d", identifier)[0]
 
 
-def generalise(template: Template, corpus: Corpus, rng: random.Random) -> Template:
-    """Return the template with ``ids``, ``names``, ``numbers``, ``shift``, ``reorder``, ``grow`` and ``extra``."""
-    template = {**template, "extra": unread_records(template, corpus, rng)}
-    template["grow"] = distractors(template, corpus, rng)
+def generalise(
+    template: Template, corpus: Corpus, rng: random.Random, omitted: Collection[str] = frozenset()
+) -> Template:
+    """Return the template with ``ids``, ``names``, ``numbers``, ``shift``, ``reorder``, ``grow`` and ``extra``.
+
+    Args:
+        omitted: Tools without imputed records: their answers stay as recorded.
+    """
+    records = unread_records(template, corpus, rng)
+    template = {**template, "extra": [record for record in records if record["tool"] not in omitted]}
+    template["grow"] = [growth for growth in distractors(template, corpus, rng) if growth["tool"] not in omitted]
     user_words = user_text(template)
     mentioned = [v for text in texts_of(template) for v in IDENTIFIER.findall(text) if shape(v) in corpus.shapes]
     template["ids"] = list(dict.fromkeys([*identifiers(template), *mentioned]))

@@ -5,7 +5,8 @@ records; the same seed and messages give the same answers and the same score. A 
 unknown identifier the target's own not-found error; a write that the target would run is run, right or wrong. Where
 things have names and no codes, a thing that the recorded agent learned of by an answer is unknown until that answer,
 and writes that neither serve the user nor lead there (another box on the way) are not wrong. Reward is one of 0, 0.2,
-0.5, 0.8 and 1; only 1 is a success. Invalid agent messages are answered, never raised.
+0.5, 0.8 and 1; only 1 is a success. Invalid agent messages are answered, never raised. A tool that the target's world
+omits answers the recorded call after the recorded writes as recorded, and any other one as not recorded.
 
 Standard library only: this file is written verbatim into every environment, after its data. Not covered: tools that
 compute (their recorded answers are all they know), and users who say more than the recorded one.
@@ -72,6 +73,8 @@ class TemplateEnvironment:
         self.tools: list[Tool] = data["tools"]
         self.schemas = {tool["function"]["name"]: tool["function"].get("parameters") or {} for tool in self.tools}
         self.incidental = set(data["incidental"])
+        self.omitted = set(world.data.get("omitted", [])) if world else set()
+        self.changing = {*data["writes"], *(world.data["writes"] if world else [])}
 
     def reset(self, seed: int) -> Task:
         """Begin the scenario of ``seed``; any integer is a valid seed."""
@@ -83,11 +86,16 @@ class TemplateEnvironment:
         recorded = [call for step in self.scenario.steps for call in step["calls"]]
         self.learned = self._learned_names(recorded)
         writes: list[Data] = []
+        self.state: Counter[str] = Counter()  # every call that may have changed something
         for call in recorded:
-            entries = self.answers.setdefault(self._key(call["tool"], call["args"]), [])
-            entries.append({**call, "after": len(writes), "needs": self._needs(entries, call, writes)})
+            key = self._key(call["tool"], call["args"])
+            entries = self.answers.setdefault(key, [])
+            needs = self._needs(entries, call, writes)
+            entries.append({**call, "after": len(writes), "needs": needs, "state": self.state.copy()})
             if call["kind"] == "write":
                 writes.append(call)
+            self._change(call["tool"], key, call["kind"])
+        self.state.clear()
         self.recorded_writes = writes
         self.expected = self._expected(writes)
         self.rests = self._rests()
@@ -229,6 +237,8 @@ class TemplateEnvironment:
     def _run(self, tool: str, arguments: Data) -> str:
         key = self._key(tool, arguments)
         entries = self.answers.get(key) if self._unseen(tool, arguments) is None else None
+        if tool in self.omitted:
+            return self._of_omitted(tool, key, arguments, entries or [])
         if self.world is not None and self._is_foreign(tool, key, arguments, entries):
             reply = self._of_world(tool, arguments)
             if reply is not None:
@@ -237,9 +247,7 @@ class TemplateEnvironment:
         if entries:
             entry = entries[self._index(key, entries)]
             self.served[key] += 1
-            if self.world is not None and entry["kind"] == "write":
-                recorded = self.scenario.names.inverse()
-                self.world.record(tool, recorded.arguments(arguments), recorded.text(str(entry["result"])))
+            self._tell_world(tool, arguments, entry)
             return self._made(tool, arguments, self._now(tool, arguments, entry), entry["kind"])
         unknown = self._unknown(tool, arguments)
         if unknown is not None:
@@ -248,6 +256,29 @@ class TemplateEnvironment:
         if tool in self.data["writes"]:
             return self._made(tool, arguments, _filled(self.data["acks"].get(tool, '{"ok":true}'), arguments), "write")
         return self._made(tool, arguments, self._by_analogy(tool, arguments), "read")
+
+    def _tell_world(self, tool: str, arguments: Data, entry: Data) -> None:
+        if self.world is not None and entry["kind"] == "write":
+            recorded = self.scenario.names.inverse()
+            self.world.record(tool, recorded.arguments(arguments), recorded.text(str(entry["result"])))
+
+    def _of_omitted(self, tool: str, key: str, arguments: Data, entries: list[Data]) -> str:
+        """The recorded answer to the recorded call in the recorded state; else "not recorded", never an analogy."""
+        for entry in entries:
+            if entry["args"] == arguments and entry["state"] == self.state:
+                self._tell_world(tool, arguments, entry)
+                return self._made(tool, arguments, str(entry["result"]), entry["kind"])
+        text = str(self.world.call(tool, self.scenario.names.inverse().arguments(arguments)))
+        if self._unknown(tool, arguments) is None:
+            self._change(tool, key, "write")
+            # The target may have run it, but nothing shows that it did what the user wants.
+            if tool in self.data["writes"] and not self._on_the_way(tool, arguments):
+                self.written[f"{text} {key}"] += 1
+        return text
+
+    def _change(self, tool: str, key: str, kind: str) -> None:
+        if kind != "error" and tool in self.changing:
+            self.state[key] += 1
 
     def _now(self, tool: str, arguments: Data, entry: Data) -> str:
         """A recorded answer; of a read repeated after a write, as the world knows that such writes change it."""
@@ -342,6 +373,7 @@ class TemplateEnvironment:
 
     def _made(self, tool: str, arguments: Data, result: str, kind: str) -> str:
         key = self._key(tool, arguments)
+        self._change(tool, key, kind)
         if kind == "write":
             self.verified |= {pair for pair in self.rests if pair[0] == key and pair[1] in self.tried}
             self.made[key] += 1

@@ -5,11 +5,12 @@ from typing import Any
 
 import pytest
 
-from agents.synthesizer.builtin import synthesize
+from agents.synthesizer.builtin import WorldData, synthesize
 from agents.synthesizer.corpus import read_corpus
 from agents.synthesizer.counterfactuals import counterfactual_templates
 from agents.synthesizer.scenario_extraction import Template, calls_of, extract_template
 from agents.transcript import transcript, transcripts
+from sandbox.admission.world import world_of
 from store.types import Label, Outcome, Trajectory, Verdict
 from tests.unit.agents.synthesis.conversations import (
     SYSTEM,
@@ -23,6 +24,7 @@ from tests.unit.agents.synthesis.conversations import (
     say,
     user,
 )
+from tests.unit.agents.synthesis.test_world_scenarios import of_world, reduced
 
 
 def refusal(number: str, status: str = "sent") -> Trajectory:
@@ -112,6 +114,26 @@ def test_an_agent_that_reads_only_before_refusing_still_learns_to_act() -> None:
             assert play(environment, seed).success
             done[writes] += 1
     assert min(done.values()) >= 5
+
+
+def test_no_counterfactual_invents_an_answer_of_a_tool_that_the_world_omits() -> None:
+    name = "precondition-verification"
+    exemplary = [*REFUSALS, *(refusal(f"W11{n}") for n in range(5)), *WITH_LOOKUP]
+    labels = [Label(row.id, name, 0, Verdict.PRESENT) for row in exemplary]
+    labels += [Label(row.id, name, 0, Verdict.LACKING) for row in UNREAD]
+    world = of_world([*exemplary, *UNREAD])
+
+    def reads(target_world: WorldData) -> set[str]:
+        """Return the orders that the solutions read."""
+        file = synthesize(capability(name), [*exemplary, *UNREAD], labels, seed=0, target_world=target_world)
+        assert world_of(file) == world.digest
+        templates = environment_class(file)().data["templates"]
+        calls = [call for template in templates for call in calls_of(template["steps"])]
+        return {call["args"]["order_id"] for call in calls if call["tool"] == "get_order"}
+
+    orders = {f"W1{n:02d}" for n in (0, 1, 2, 3, 4, 10, 11, 12, 13, 14)} | {"W300"}
+    assert reads(world) == orders | {"W200", "W201", "W202"}
+    assert reads(reduced(world, "get_order")) == orders
 
 
 def _cancels_after_reading(trajectory: Trajectory) -> bool:

@@ -105,6 +105,16 @@ def test_an_identifier_that_only_the_greeting_names_is_renamed_too() -> None:
     assert {"W1230", "C10"} <= set(template["ids"])
 
 
+def test_no_record_is_imputed_to_an_omitted_tool() -> None:
+    rows = [cancelling(f"o{n}", f"W123{n}") for n in range(4)]
+    rows.append(cancelling("t", "W1239", say("Not W7777?"), user("No, W1239, not W7777.")))
+    corpus = corpus_of(*rows)
+    template = template_of(rows[-1], corpus)
+    extra = generalise(template, corpus, random.Random(0))["extra"]
+    assert [(record["tool"], record["args"]) for record in extra] == [("get_order", {"order_id": "W7777"})]
+    assert generalise(template, corpus, random.Random(0), ["get_order"])["extra"] == []
+
+
 def test_amounts_that_the_user_or_the_policy_names_stay() -> None:
     several_items = [
         conversation(

@@ -8,6 +8,7 @@ import pytest
 from agents.synthesizer.builtin import WorldData, synthesize
 from agents.transcript import transcripts
 from agents.world.reconstruction import without_tools, world_data, world_source
+from agents.world.runtime import NOT_RECORDED
 from sandbox.admission.static_analysis import inspect_source
 from sandbox.admission.world import omitted_tools, world_of
 from sandbox.hashing import environment_hash
@@ -51,15 +52,15 @@ def reduced(world: WorldData, *tools: str) -> WorldData:
     return WorldData(world.digest, without_tools(world.data, tools))
 
 
-def bookings() -> list[Trajectory]:
+def bookings(day: str = "2026-04-{}") -> list[Trajectory]:
     """Return conversations that book a visit for an order each."""
     rows = []
     for number in range(COUNT):
-        name = f"W{6000 + number}"
+        name, date = f"W{6000 + number}", day.format(number + 10)
         parts = [
-            user(f"Please book a visit for order {name} on 2026-04-{number + 10}."),
+            user(f"Please book a visit for order {name} {date}."),
             call("get_order", order(name), order_id=name),
-            call("book_visit", {"ok": True}, order_id=name, date=f"2026-04-{number + 10}"),
+            call("book_visit", {"ok": True}, order_id=name, date=date),
             say(f"The visit for {name} is booked."),
         ]
         rows.append(conversation(f"v{number:02d}", *parts))
@@ -75,21 +76,80 @@ def tools_of_templates(file: str) -> set[str]:
     }
 
 
-def test_no_scenario_calls_a_tool_that_the_world_omits() -> None:
-    rows = [*shop(), *bookings()]
+def written_without(rows: list[Trajectory], *omitted: str) -> str:
+    """Return the environment of conversations on their world without some tools."""
     labels = [Label(row.id, "multi-step-completion", 0, Verdict.PRESENT) for row in rows if row.id != "u"]
-    world = reduced(of_world(rows), "cancel_order")
-    file = synthesize(capability("multi-step-completion"), rows, labels, seed=0, target_world=world)
-    assert (world_of(file), omitted_tools(file)) == (world.digest, {"cancel_order"})
-    assert tools_of_templates(file) == {"get_order", "book_visit"}
-    assert all(play(environment_class(file)(), seed).success for seed in range(5))
+    world = reduced(of_world(rows), *omitted)
+    return synthesize(capability("multi-step-completion"), rows, labels, seed=0, target_world=world)
+
+
+def renewals() -> list[Trajectory]:
+    """Return conversations that cancel an order each and then book a visit."""
+    rows = []
+    for number in range(COUNT):
+        name = f"W{5000 + number}"
+        parts = [
+            user(f"Please cancel order {name} and book a visit on 2026-04-{number + 10}."),
+            call("get_order", order(name, fee=30 + number), order_id=name),
+            call("cancel_order", {"ok": True}, order_id=name),
+            call("book_visit", {"visit": f"V{200 + number}"}, order_id=name, date=f"2026-04-{number + 10}"),
+            say(f"Order {name} is cancelled, the visit is booked."),
+        ]
+        rows.append(conversation(f"t{number:02d}", *parts))
+    return rows
+
+
+def test_an_omitted_tool_answers_the_recorded_call_after_the_recorded_writes_only() -> None:
+    file = written_without(renewals(), "book_visit")
+    assert omitted_tools(file) == {"book_visit"}
+    assert tools_of_templates(file) == {"get_order", "cancel_order", "book_visit"}
+    environment = environment_class(file)()
+    for seed in range(5):
+        assert play(environment, seed).success
+        environment.reset(seed)
+        _, cancellation, booking = [item for step in environment.scenario.steps for item in step["calls"]]
+        assert ask(environment, "book_visit", **booking["args"]) == NOT_RECORDED  # before its time
+        environment.reset(seed)
+        ask(environment, "cancel_order", **cancellation["args"])
+        for arguments in ({**booking["args"], "date": "2027-01-01"}, {**booking["args"], "order_id": "W1"}):
+            assert ask(environment, "book_visit", **arguments) == NOT_RECORDED
+        environment.reset(seed)
+        ask(environment, "cancel_order", **cancellation["args"])
+        assert ask(environment, "book_visit", **booking["args"]) == booking["result"]
+        assert ask(environment, "book_visit", **booking["args"]) == NOT_RECORDED  # a second time
+
+
+def test_a_write_of_an_omitted_tool_that_is_not_recorded_does_not_serve_the_user() -> None:
+    environment = environment_class(written_without(renewals(), "book_visit"))()
+    environment.reset(0)
+    lookup, cancellation, booking = [item for step in environment.scenario.steps for item in step["calls"]]
+    for item in (lookup, booking, cancellation):
+        ask(environment, item["tool"], **item["args"])
+    environment.step({"role": "assistant", "content": environment.scenario.steps[-1]["say"]})
+    assert environment.done
+    assert environment.score().reward <= 0.5
+
+
+def test_an_omitted_read_is_not_answered_after_a_write_that_it_never_followed() -> None:
+    environment = environment_class(written_without(renewals(), "get_order"))()
+    for seed in range(5):
+        environment.reset(seed)
+        lookup, cancellation, _ = [item for step in environment.scenario.steps for item in step["calls"]]
+        assert ask(environment, "get_order", order_id="W1") == NOT_RECORDED
+        assert [ask(environment, "get_order", **lookup["args"]) for _ in range(2)] == [lookup["result"]] * 2
+        ask(environment, "cancel_order", **cancellation["args"])
+        assert ask(environment, "get_order", **lookup["args"]) == NOT_RECORDED
+
+
+def test_no_scenario_needs_an_omitted_tools_answer_to_prose() -> None:
+    rows = [*shop(), *bookings("on the {}th of April")]
+    file = written_without(rows, "book_visit")
+    assert (world_of(file), omitted_tools(file)) == (of_world(rows).digest, {"book_visit"})
+    assert tools_of_templates(file) == {"get_order", "cancel_order"}
 
 
 def test_a_world_that_carries_too_few_scenarios_is_left_out() -> None:
-    rows = [*shop(), *bookings()[:7]]
-    labels = [Label(row.id, "multi-step-completion", 0, Verdict.PRESENT) for row in rows if row.id != "u"]
-    world = reduced(of_world(rows), "cancel_order")
-    file = synthesize(capability("multi-step-completion"), rows, labels, seed=0, target_world=world)
+    file = written_without([*shop()[:7], *bookings("on the {}th of April")], "book_visit")
     assert world_of(file) is None
     assert tools_of_templates(file) == {"get_order", "book_visit", "cancel_order"}
 
