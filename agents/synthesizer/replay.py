@@ -16,6 +16,7 @@ from agents.synthesizer.builtin import (
     environment_source,
     extract_all,
     fill,
+    is_replayable,
     numbered,
 )
 from agents.synthesizer.corpus import read_corpus
@@ -54,7 +55,11 @@ def replay_environment(
     corpus = read_corpus(transcripts([*successes, *further]), {row.id for row in successes})
     frame = Frame(common_data(NAME, corpus), target_world)
     drafts = extract_all(transcripts(successes), corpus)[0]
-    drafts = [{**draft, "control": False, "reads_first": False} for draft in drafts]
+    drafts = [
+        {**draft, "control": False, "reads_first": False}
+        for draft in drafts
+        if is_replayable(draft, corpus, target_world)
+    ]
     templates = fill(drafts, corpus, frame, Counter(), random.Random(NAME))
     if not templates:
         return None

@@ -13,6 +13,7 @@ from tests.unit.agents.synthesis.conversations import (
     say,
     user,
 )
+from tests.unit.agents.synthesis.test_world_scenarios import bookings, of_world, reduced, shop
 
 FIRST = 1_000_000
 
@@ -60,6 +61,14 @@ def test_trials_of_a_task_share_its_seeds() -> None:
     assert replay is not None
     assert {task: len(seeds) for task, seeds in replay.seeds.items()} == {"1": 4, "2": 4}
     assert not {*replay.seeds["1"]} & {*replay.seeds["2"]}
+
+
+def test_a_conversation_that_needs_an_omitted_tools_answer_to_prose_is_not_replayed() -> None:
+    rows = [dataclasses.replace(row, task_id=row.id) for row in [*shop(), *bookings("on the {}th of April")]]
+    world = reduced(of_world(rows), "book_visit", "cancel_order")
+    replay = replay_environment(rows, [], first_seed=0, seeds=1, target_world=world)
+    assert replay is not None
+    assert replay.seeds.keys() == {row.id for row in shop() if row.outcome is Outcome.SUCCESS}
 
 
 def test_without_a_success_there_is_none() -> None:

@@ -111,8 +111,9 @@ def test_an_omitted_tool_answers_the_recorded_call_after_the_recorded_writes_onl
         assert ask(environment, "book_visit", **booking["args"]) == NOT_RECORDED  # before its time
         environment.reset(seed)
         ask(environment, "cancel_order", **cancellation["args"])
-        for arguments in ({**booking["args"], "date": "2027-01-01"}, {**booking["args"], "order_id": "W1"}):
-            assert ask(environment, "book_visit", **arguments) == NOT_RECORDED
+        order_id = booking["args"]["order_id"]
+        for change in ({"date": "2027-01-01"}, {"order_id": "W1"}, {"order_id": f"{order_id} "}):
+            assert ask(environment, "book_visit", **{**booking["args"], **change}) == NOT_RECORDED
         environment.reset(seed)
         ask(environment, "cancel_order", **cancellation["args"])
         assert ask(environment, "book_visit", **booking["args"]) == booking["result"]
@@ -128,6 +129,20 @@ def test_a_write_of_an_omitted_tool_that_is_not_recorded_does_not_serve_the_user
     environment.step({"role": "assistant", "content": environment.scenario.steps[-1]["say"]})
     assert environment.done
     assert environment.score().reward <= 0.5
+
+
+def test_a_further_write_of_an_omitted_tool_is_a_wrong_one() -> None:
+    environment = environment_class(written_without(renewals(), "book_visit"))()
+    for date, succeeds in ((None, True), ("2027-01-01", False)):
+        environment.reset(0)
+        *calls, farewell = environment.oracle()
+        for message in calls:
+            environment.step(message)
+        if date is not None:
+            booking = json.loads(calls[-1]["tool_calls"][0]["function"]["arguments"])
+            assert ask(environment, "book_visit", **{**booking, "date": date}) == NOT_RECORDED
+        environment.step(farewell)
+        assert environment.score().success is succeeds
 
 
 def test_an_omitted_read_is_not_answered_after_a_write_that_it_never_followed() -> None:
