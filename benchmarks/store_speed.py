@@ -7,7 +7,9 @@ result), the same tools throughout, and the token ids and log-probs of every com
 said. They are made outside the measured time. Ingest is ``save_trajectories`` in transactions of ``--batch`` into a new
 SQLite file, single-threaded, fsync and all. Status is the command as a process, from start to exit; of ``--runs`` runs
 the median counts. The aims are wall-clock; processor seconds stand beside them, because wall-clock seconds also measure
-what else the machine does. By then a tenth of the trajectories has a routing choice.
+what else the machine does. By then a tenth of the trajectories has a routing choice, and all of them are conversations
+of a canary and its control, ten of each customer. Customers are counted as before each collection
+(``count_customers``).
 
 Deterministic but for the times. Exit code 1 when an aim is missed. Not covered: PostgreSQL, readers meanwhile.
 """
@@ -23,22 +25,24 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from itertools import islice
 from pathlib import Path
 from time import perf_counter, process_time
 from typing import Any
 
 from sqlalchemy import Engine
+from sqlmodel import Session
 
-from store.database import open_store, sqlite_url, write_session
-from store.records import Cycle, CycleState, RoutingChoice
-from store.repositories.cycles import save_cycle
-from store.repositories.serving import save_routing
-from store.repositories.trajectories import save_trajectories
+from store.database import open_store, read_session, sqlite_url, write_session
+from store.records import ConversationRoute, Exchange, Promotion, PromotionState, RoutingChoice
+from store.repositories.promotions import canary_shares, put_on_trial
+from store.repositories.serving import save_exchanges, save_routes, save_routing
+from store.repositories.trajectories import count_customers, save_trajectories
 from store.types import EndCause, Message, Outcome, Tool, Trajectory, Turn
+from tests.unit.store.canary import CANARY, CONTROL, save_versions
 
-AIMS = {"ingest_per_s": 1000.0, "status_s": 0.300}
+AIMS = {"ingest_per_s": 1000.0, "status_s": 0.300, "customers_s": 0.100}
 ROOT = Path(__file__).parents[1]
 MESSAGES = 20
 VOCABULARY = 32_000
@@ -86,7 +90,7 @@ def trajectories(count: int, seed: int) -> Iterator[Trajectory]:
             outcome=outcome,
             end_cause=EndCause.DONE,
             parts={"state": 1.0, "words": rng.random()},
-            cycle_id="bench",
+            customer=f"{number // 10:064x}",  # as long as a keyed hash
         )
 
 
@@ -123,6 +127,21 @@ def ingest(store: Engine, count: int, batch: int) -> Timing:
     return Timing(wall, cpu)
 
 
+def save_conversations(session: Session, numbers: Sequence[int], trial: int) -> None:
+    """Store the conversations of trajectories, a quarter with the canary and the others with its control."""
+    rows = [(f"bench-{n:07d}", CONTROL if n % 4 else CANARY, MOMENT + timedelta(seconds=n)) for n in numbers]
+    save_routes(session, [ConversationRoute(key, model, {}, 0.01, "", at, trial) for key, model, at in rows])
+    save_exchanges(session, [Exchange(key, key, at, model, 200, 0.1, trajectory_id=key) for key, model, at in rows])
+
+
+def count_customers_once(store: Engine) -> Timing:
+    """Count the conversations of each customer."""
+    with read_session(store) as session:
+        started, cpu_started = perf_counter(), process_time()
+        count_customers(session, "bench")
+        return Timing(perf_counter() - started, process_time() - cpu_started)
+
+
 def status(data_dir: Path, runs: int) -> list[Timing]:
     """Run the command so many times."""
     timings = []
@@ -136,7 +155,7 @@ def status(data_dir: Path, runs: int) -> list[Timing]:
             check=True,
         )
         wall, usage_after = perf_counter() - started, resource.getrusage(resource.RUSAGE_CHILDREN)
-        assert json.loads(process.stdout)["cycles"][0]["cycle"] == "bench"
+        assert json.loads(process.stdout)["canaries"][0]["partial"]
         timings.append(
             Timing(wall, usage_after.ru_utime + usage_after.ru_stime - usage_before.ru_utime - usage_before.ru_stime)
         )
@@ -146,11 +165,15 @@ def status(data_dir: Path, runs: int) -> list[Timing]:
 def measure(data_dir: Path, count: int, batch: int, runs: int) -> dict[str, Any]:
     """Measure ingest and status; returns the figures, the aims and whether they are met."""
     store = open_store(sqlite_url(data_dir / "traced.db"))
-    with write_session(store) as session:
-        save_cycle(session, Cycle("bench", "desk", "bundled", 0, {}, CycleState.RUNNING, MOMENT))
     ingested = ingest(store, count, batch)
     with write_session(store) as session:
         save_routing(session, [RoutingChoice(f"bench-{n:07d}", "base", {"A": -0.1}, 0.01) for n in range(0, count, 10)])
+        save_versions(session)
+        put_on_trial(session, Promotion(CANARY, PromotionState.CANARY, "bench", MOMENT, share=0.25))
+        [trial] = canary_shares(session, CANARY)
+        for first in range(0, count, batch):
+            save_conversations(session, range(first, min(first + batch, count)), trial)
+    customers = [count_customers_once(store) for _ in range(runs)]
     store.dispose()
     timings = status(data_dir, runs)
     figures: dict[str, Any] = {
@@ -159,6 +182,8 @@ def measure(data_dir: Path, count: int, batch: int, runs: int) -> dict[str, Any]
         "ingest_per_cpu_s": count / ingested.cpu_s,
         "status_s": statistics.median(timing.wall_s for timing in timings),
         "status_cpu_s": statistics.median(timing.cpu_s for timing in timings),
+        "customers_s": statistics.median(timing.wall_s for timing in customers),
+        "customers_cpu_s": statistics.median(timing.cpu_s for timing in customers),
         "bytes": sum(file.stat().st_size for file in data_dir.iterdir()),
         "runs": [asdict(timing) for timing in timings],
         "aims": AIMS,
@@ -166,6 +191,7 @@ def measure(data_dir: Path, count: int, batch: int, runs: int) -> dict[str, Any]
     figures["reached"] = {
         "ingest_per_s": figures["ingest_per_s"] >= AIMS["ingest_per_s"],
         "status_s": figures["status_s"] < AIMS["status_s"],
+        "customers_s": figures["customers_s"] < AIMS["customers_s"],
     }
     figures["meets"] = all(figures["reached"].values())
     return figures
@@ -183,7 +209,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         figures = measure(Path(folder), options.trajectories, options.batch, options.runs)
     per_s, per_cpu_s = figures["ingest_per_s"], figures["ingest_per_cpu_s"]
     print(f"ingest: {per_s:.0f} trajectories/s, {per_cpu_s:.0f} per processor second, over {figures['trajectories']}")
-    print(f"status: {1000 * figures['status_s']:.0f} ms, {1000 * figures['status_cpu_s']:.0f} ms of a processor")
+    for name in ("status", "customers"):
+        wall_ms, cpu_ms = (1000 * figures[f"{name}_{part}"] for part in ("s", "cpu_s"))
+        print(f"{name}: {wall_ms:.0f} ms, {cpu_ms:.0f} ms of a processor")
     print(f"{figures['bytes'] / figures['trajectories'] / 1000:.1f} kB on disk per trajectory")
     if options.json:
         print(json.dumps(figures))

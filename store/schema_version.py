@@ -8,7 +8,7 @@ from typing import Any
 from store.errors import StoreVersionError
 
 # Version of the newest migration in store/migrations; a test compares the two.
-HEAD = "0016"
+HEAD = "0017"
 # Defaults for options that the URL does not set. Without them an unreachable host would block a connection for minutes.
 DEFAULT_CONNECT_OPTIONS = {
     "connect_timeout": 10,  # seconds

@@ -154,13 +154,14 @@ class ConversationRow(Row, table=True):
     """The router's decision on one conversation."""
 
     __tablename__ = "conversations"
+    __table_args__ = (Index("ix_conversations_trial", "trial", "at"),)
     id: str = Field(primary_key=True, sa_type=KEY)
     model: str = Field(index=True, sa_type=KEY)
     logprobs: dict[str, float] = Field(sa_type=ORDERED_JSON)
     seconds: float
     why: str = Field(sa_type=FreeText)
     at: datetime = Field(sa_type=UtcTime)
-    trial: int | None = Field(default=None, index=True)
+    trial: int | None = None
     is_failure: bool = False
 
 

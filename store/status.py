@@ -3,7 +3,7 @@
 This module uses the database driver directly, because importing the tables takes longer than the whole command is
 allowed to take (300 ms). SQLite and PostgreSQL share the SQL, and a test compares the results with those of the
 repositories. At most the newest ``MAX_FEEDBACK`` entries of feedback are counted, and at most ``MAX_EXCHANGES``
-exchanges each of the settled and the unsettled ones.
+exchanges each of the settled and the unsettled ones; of a canary the newest conversations (``store.trial_status``).
 """
 
 import json
@@ -44,7 +44,7 @@ SELECT r.conversation_id, r.model, r.status, r.requests, r.in_hour, c.why FROM (
 """
 UNSETTLED_SQL = "SELECT count(*) FROM exchanges WHERE settled_at IS NULL"
 # The cycle of an import has its number of trajectories in its configuration; imports are no production.
-# SQLite uses the partial index on trajectories without a cycle only if each target and outcome is counted separately.
+# SQLite uses the partial indexes on trajectories without a cycle only if each target and outcome is counted separately.
 OUTCOMES_SQL = """
 WITH RECURSIVE sources(name) AS (
     SELECT min(source) FROM trajectories WHERE cycle_id IS NULL

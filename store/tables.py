@@ -77,6 +77,7 @@ NAMING_CONVENTION = {
     "fk": "fk_%(table_name)s_%(column_0_N_name)s",
     "pk": "pk_%(table_name)s",
 }
+WITH_CYCLE = text("cycle_id IS NOT NULL")
 WITHOUT_CYCLE = text("cycle_id IS NULL")  # no cycle recorded the trajectory: production or an import
 
 
@@ -135,6 +136,16 @@ class TrajectoryRow(Row, table=True):
         Index(
             "ix_trajectories_reported", "source", "outcome", sqlite_where=WITHOUT_CYCLE, postgresql_where=WITHOUT_CYCLE
         ),
+        # The same holds for customers.
+        Index(
+            "ix_trajectories_customers",
+            "source",
+            "customer",
+            sqlite_where=WITHOUT_CYCLE,
+            postgresql_where=WITHOUT_CYCLE,
+        ),
+        # SQLite would prefer it to the two above if it held the trajectories without a cycle.
+        Index("ix_trajectories_cycle_id", "cycle_id", sqlite_where=WITH_CYCLE, postgresql_where=WITH_CYCLE),
     )
     id: str = Field(primary_key=True, sa_type=KEY)
     digest: str = Field(sa_type=KEY)  # SHA-256 of everything but the turns, the customer and the start
@@ -151,7 +162,7 @@ class TrajectoryRow(Row, table=True):
     end_cause: str = Field(sa_type=KEY)
     parts: dict[str, float] = Field(sa_type=ORDERED_JSON)
     detail: str = Field(sa_type=FreeText)
-    cycle_id: str | None = Field(default=None, foreign_key="cycles.id", index=True, sa_type=KEY)
+    cycle_id: str | None = Field(default=None, foreign_key="cycles.id", sa_type=KEY)
     customer: str = Field(default="", sa_type=KEY, sa_column_kwargs={"server_default": ""})
     started_at: datetime | None = Field(default=None, sa_type=UtcTime)
 

@@ -19,12 +19,15 @@ SELECT c.model,
     (SELECT f.score FROM feedback f WHERE f.conversation_id = c.id AND f.score IS NOT NULL ORDER BY f.seq DESC LIMIT 1),
     (SELECT t.outcome FROM exchanges e JOIN trajectories t ON t.id = e.trajectory_id
      WHERE e.conversation_id = c.id AND e.shadow_of IS NULL ORDER BY e.at DESC LIMIT 1)
-FROM (SELECT id, model FROM conversations WHERE trial = {trial} ORDER BY at DESC LIMIT {limit}) c
+FROM (SELECT id, model FROM conversations WHERE trial = {trial} ORDER BY at DESC LIMIT {most}) c
 WHERE NOT EXISTS (
     SELECT 1 FROM exchanges e
     WHERE e.conversation_id = c.id AND e.model <> c.model AND e.shadow_of IS NULL AND e.status = 200
 )
 """
+
+
+MORE_SQL = "SELECT count(*) FROM (SELECT 1 FROM conversations WHERE trial = {trial} LIMIT {most} + 1) c"
 
 
 @dataclass(frozen=True)
@@ -37,24 +40,31 @@ class Arm:
 
 @dataclass(frozen=True)
 class CanaryStatus:
-    """A canary and its control at the newest share, which is in [0, 1]."""
+    """A canary and its control at the newest share, which is in [0, 1].
+
+    ``partial`` is true if the share has conversations that are older than those that were read.
+    """
 
     adapter: str
     share: float
     canary: Arm
     control: Arm
+    partial: bool = False
 
 
 def canary_statuses(connection: Any) -> list[CanaryStatus]:
     """Read the canaries over a connection of sqlite3 or psycopg, by the name of the version."""
     statuses = []
     for trial, adapter, share in connection.execute(TRIALS_SQL).fetchall():
-        rows = connection.execute(CONVERSATIONS_SQL.format(trial=int(trial), limit=MAX_CONVERSATIONS)).fetchall()
+        bounds = {"trial": int(trial), "most": MAX_CONVERSATIONS}
+        rows = connection.execute(CONVERSATIONS_SQL.format(**bounds)).fetchall()
+        [(count,)] = connection.execute(MORE_SQL.format(**bounds)).fetchall()
         arms: dict[bool, list[bool]] = {True: [], False: []}
         for model, score, outcome in rows:
             if score is not None:
                 arms[model == adapter].append(score >= PASSING_SCORE)
             elif outcome in ("success", "failure"):
                 arms[model == adapter].append(outcome == "success")
-        statuses.append(CanaryStatus(adapter, share, *(Arm(len(arm), sum(arm)) for arm in arms.values())))
+        canary, control = (Arm(len(arm), sum(arm)) for arm in arms.values())
+        statuses.append(CanaryStatus(adapter, share, canary, control, partial=count > MAX_CONVERSATIONS))
     return statuses

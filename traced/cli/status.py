@@ -218,7 +218,8 @@ def trial_lines(state: StoreStatus, min_samples: int) -> Iterator[str]:
         yield (
             f"Canary {status.adapter}: {canary.conversations}{threshold} judged conversations "
             f"at {100 * status.share:g} %; successes {canary.successes} of {canary.conversations} with it, "
-            f"{control.successes} of {control.conversations} without it. More: traced explain {status.adapter}"
+            f"{control.successes} of {control.conversations} without it"
+            f"{'; older ones not counted' if status.partial else ''}. More: traced explain {status.adapter}"
         )
     for adapter in state.adapters:
         if adapter.trial == SHADOW:

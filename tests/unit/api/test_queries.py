@@ -50,7 +50,7 @@ def plans(db: Session, table: str) -> Iterator[list[str]]:
     bind, query_plans = db.get_bind(), list[str]()
 
     def explain(connection: Any, _cursor: Any, statement: str, parameters: Any, *_: Any) -> None:
-        if f"FROM {table}" in statement and not statement.startswith("EXPLAIN"):
+        if f"FROM {table}" in " ".join(statement.split()) and not statement.startswith("EXPLAIN"):
             query_plans.append(str(connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {statement}", parameters).all()))
 
     event.listen(bind, "before_cursor_execute", explain)

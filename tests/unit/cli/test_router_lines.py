@@ -188,14 +188,15 @@ def test_progress_of_canaries_and_shadows() -> None:
     shadow = AdapterStatus("dates@v2", "pass", "approved", False, 0, trial="shadow")
     canaries = [
         CanaryStatus("tools@v2", 0.05, Arm(12, 9), Arm(200, 120)),
-        CanaryStatus("x@v1", 0.5, Arm(41, 9), Arm(40, 8)),
+        CanaryStatus("x@v1", 0.5, Arm(41, 9), Arm(40, 8), partial=True),
     ]
     state = StoreStatus([], [shadow], [], canaries=canaries, router=RouterStatus(day={"dates@v2": 7}))
     tools, other, dates = trial_lines(state, MIN_SAMPLES)
     assert tools.startswith(
-        "Canary tools@v2: 12 of 30 judged conversations at 5 %; successes 9 of 12 with it, 120 of 200 without it"
+        "Canary tools@v2: 12 of 30 judged conversations at 5 %; successes 9 of 12 with it, 120 of 200 without it. More"
     )
     assert other.startswith("Canary x@v1: 41 judged conversations at 50 %;")
+    assert "8 of 40 without it; older ones not counted. More" in other
     assert dates.startswith("Shadow dates@v2: answers in 7 conversations of the last day")
 
 

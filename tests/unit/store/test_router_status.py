@@ -96,6 +96,13 @@ def test_feedback_and_outcomes(store: Engine, file: Path) -> None:
     assert status_read.by_target == {"desk": {"success": 2, "unknown": 1}, "elsewhere": {"failure": 1}}
 
 
+def test_production_is_counted_without_reading_all_of_it(store: Engine) -> None:
+    with store.connect() as connection:
+        plan = str(connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {status.OUTCOMES_SQL}").all())
+    assert "(source>?)" in plan
+    assert "(cycle_id=?)" not in plan
+
+
 def test_imported_trajectories_are_no_production(store: Engine, file: Path) -> None:
     imported = replace(trajectory("t1"), cycle_id=None, source="tau-bench", outcome=Outcome.SUCCESS)
     produced = replace(imported, id="t2", source="desk")

@@ -11,6 +11,7 @@ from store.repositories.llm_replies import save_citations, save_faults
 from store.repositories.trajectories import (
     SaveResult,
     TrajectoryFilter,
+    count_customers,
     delete_reported,
     get_trajectory,
     is_stored,
@@ -23,6 +24,7 @@ from store.repositories.trajectories import (
     update_splits,
 )
 from store.types import Label, Outcome, Verdict
+from tests.unit.api.test_queries import plans
 from tests.unit.store.chain import CAPABILITY, CYCLE, trajectory
 
 
@@ -170,3 +172,16 @@ def test_an_unknown_cycle_is_a_broken_reference() -> None:
         write_session(open_store("sqlite://")) as session,
     ):
         save_trajectories(session, [trajectory(cycle_id="c9")])
+
+
+def test_customers_are_counted_by_their_index(db: Session) -> None:
+    production = replace(trajectory(), cycle_id=None)
+    rows = [replace(production, id=f"r{number}", customer="ab"[number % 3 == 0]) for number in range(4)]
+    further_rows = [trajectory("cycle"), replace(production, id="other", source="zoo", customer="a")]
+    save_trajectories(db, [*rows, replace(production, id="none"), *further_rows])
+    with plans(db, "trajectories") as query_plans:
+        counts = count_customers(db, production.source)
+    assert counts == {"a": 2, "b": 2, "": 1}
+    [plan] = query_plans
+    assert "INDEX ix_trajectories_customers (source=?)" in plan
+    assert "TEMP B-TREE" not in plan

@@ -45,7 +45,7 @@ CREATE TABLE alembic_version (
 	version_num VARCHAR(32) NOT NULL, 
 	CONSTRAINT alembic_version_pkc PRIMARY KEY (version_num)
 );
-INSERT INTO "alembic_version" VALUES('0016');
+INSERT INTO "alembic_version" VALUES('0017');
 CREATE TABLE api_tokens (
 	name VARCHAR NOT NULL, 
 	role VARCHAR NOT NULL, 
@@ -532,7 +532,6 @@ INSERT INTO "trajectory_turns" VALUES('t3',1,2,X'78018B36D4898E36D2512A2EC92F50D
 CREATE INDEX ix_admissions_environment_hash ON admissions (environment_hash);
 CREATE INDEX ix_stage_events_cycle_id ON stage_events (cycle_id);
 CREATE INDEX ix_training_runs_cycle_id ON training_runs (cycle_id);
-CREATE INDEX ix_trajectories_cycle_id ON trajectories (cycle_id);
 CREATE INDEX ix_trajectories_listing ON trajectories (source, split, task_id, trial, model, id);
 CREATE INDEX ix_adapters_cycle_id ON adapters (cycle_id);
 CREATE INDEX ix_adapters_training_run_id ON adapters (training_run_id);
@@ -551,7 +550,6 @@ CREATE INDEX ix_exchanges_conversation_id ON exchanges (conversation_id);
 CREATE INDEX ix_exchanges_response_id ON exchanges (response_id);
 CREATE INDEX ix_exchanges_trajectory_id ON exchanges (trajectory_id);
 CREATE INDEX ix_feedback_conversation_id ON feedback (conversation_id);
-CREATE INDEX ix_conversations_trial ON conversations (trial);
 CREATE INDEX ix_model_replies_spent ON model_replies (cycle_id, stage, capability, prompt_tokens, completion_tokens, estimated, cost, seconds);
 CREATE INDEX ix_citations_trajectory_id ON citations (trajectory_id);
 CREATE INDEX ix_faults_trajectory_id ON faults (trajectory_id);
@@ -560,5 +558,8 @@ CREATE INDEX ix_conversation_positions_conversation_id ON conversation_positions
 CREATE INDEX ix_conversation_positions_at ON conversation_positions (at);
 CREATE INDEX ix_responses_at ON responses (at);
 CREATE INDEX ix_requests_at ON requests (at);
+CREATE INDEX ix_trajectories_customers ON trajectories (source, customer) WHERE cycle_id IS NULL;
+CREATE INDEX ix_trajectories_cycle_id ON trajectories (cycle_id) WHERE cycle_id IS NOT NULL;
+CREATE INDEX ix_conversations_trial ON conversations (trial, at);
 DELETE FROM "sqlite_sequence";
 COMMIT;
