@@ -5,8 +5,9 @@ records; the same seed and messages give the same answers and the same score. A 
 unknown identifier the target's own not-found error; a write that the target would run is run, right or wrong. Where
 things have names and no codes, a thing that the recorded agent learned of by an answer is unknown until that answer,
 and writes that neither serve the user nor lead there (another box on the way) are not wrong. Reward is one of 0, 0.2,
-0.5, 0.8 and 1; only 1 is a success. Invalid agent messages are answered, never raised. A tool that the target's world
-omits answers the recorded call after the recorded writes as recorded, and any other one as not recorded.
+0.5, 0.8 and 1; only 1 is a success. Invalid agent messages are never raised, but answered: as recorded, or by an error.
+A tool that the target's world omits answers the recorded call after the recorded writes as recorded, and any other one
+as not recorded.
 
 Standard library only: this file is written verbatim into every environment, after its data. Not covered: tools that
 compute (their recorded answers are all they know), and users who say more than the recorded one.
@@ -230,9 +231,27 @@ class TemplateEnvironment:
         except (ValueError, RecursionError):
             return _filled(errors["json"], {"tool": tool})
         needed = ", ".join(self.schemas[tool].get("required", []))
-        if not isinstance(arguments, dict) or not _fits(arguments, self.schemas[tool]):
-            return _filled(errors["arguments"], {"tool": tool, "needed": needed})
-        return self._run(tool, arguments)
+        if isinstance(arguments, dict):
+            if _fits(arguments, self.schemas[tool]):
+                return self._run(tool, arguments)
+            answer = self._recorded_misfit(tool, arguments)
+            if answer is not None:
+                return answer
+        return _filled(errors["arguments"], {"tool": tool, "needed": needed})
+
+    def _recorded_misfit(self, tool: str, arguments: Data) -> str | None:
+        """The scenario's answer, or else the world's error, to a call that does not fit its tool's schema."""
+        if any(entry["args"] == arguments for entry in self.answers.get(self._key(tool, arguments), [])):
+            return self._run(tool, arguments)
+        if self.world is None:
+            return None
+        names = self.scenario.names
+        recorded = names.inverse().arguments(arguments)
+        for key, entries in self.world.data["calls"].get(tool, {}).items():
+            # The target refused it for its arguments, whatever was written before.
+            if all(failed for *_, failed in entries) and json.loads(key) == recorded:
+                return str(names.answer(entries[0][1]))
+        return None
 
     def _run(self, tool: str, arguments: Data) -> str:
         key = self._key(tool, arguments)

@@ -34,7 +34,14 @@ from agents.synthesizer.llm.prompt import (
     request_messages,
     target_tools,
 )
-from agents.synthesizer.llm.target_block import Target, report_of_file, stands_on_world, with_target, without_target
+from agents.synthesizer.llm.target_block import (
+    Target,
+    block_bytes,
+    report_of_file,
+    stands_on_world,
+    with_target,
+    without_target,
+)
 from sandbox.admission import refusals
 from sandbox.admission.report import as_text, requirements
 from sandbox.admission.static_analysis import MAX_BYTES, inspect_source
@@ -62,6 +69,7 @@ TEMPERATURE = 0.7
 # Tokens of a report on a refused file, and of the marks around the conversations.
 REPORT_TOKENS = 5_000
 UNLIMITED = 10**9
+TITLE_BYTES = 1_024  # reserved for a file's first line
 REFUSAL = 1_000  # characters kept of an answer without a file
 _TITLE = re.compile(r"\A(?:# Written by [^\n]*\n)+")
 
@@ -332,6 +340,11 @@ async def _write_attempt(
     return record
 
 
+def file_bytes(target: Target) -> int:
+    """Return the most bytes of a model's file: those of admission without the first line and what is put above it."""
+    return MAX_BYTES - TITLE_BYTES - block_bytes(target)
+
+
 def static_checks(source: str, target: Target, *, has_user_model: bool) -> list[Check]:
     """Return the checks of a model's file that need no container: its source, and whether it stands on the world."""
     passed, evidence = inspect_source(source, has_user_model=has_user_model)
@@ -368,9 +381,10 @@ def _first_dialogue(
     episode_ids = {episode.id for episode in episodes}
     trajectories, labels = by_order(episodes, [label for label in labels if label.trajectory_id in episode_ids])
     limits = context.settings.synthesis
+    target = Target(frequent_policies(trajectories), target_tools(trajectories), target_world)
     rules = Rules(
         requirements(thresholds(context.settings)),
-        MAX_BYTES,
+        file_bytes(target),
         bool(context.settings.target.user.model),
         astuple(episode_limits(context.settings)),
         limits.file_tokens,
@@ -382,7 +396,6 @@ def _first_dialogue(
         reserved = 2 * limits.file_tokens + REPORT_TOKENS
         available = context_tokens - prompt_tokens(request()) - reserved
     pair = example_pair(trajectories, labels, capability, max(available, 0))
-    target = Target(frequent_policies(trajectories), target_tools(trajectories), target_world)
     return FirstDialogue(request(pair=pair), target, pair.omitted)
 
 

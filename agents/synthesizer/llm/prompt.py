@@ -246,7 +246,7 @@ class Rules:
     """What a file is checked for: check -> its meaning in words. The contract's text names the permitted imports."""
 
     checks: Mapping[str, str]
-    # The most bytes that a file may have.
+    # The most bytes that a model's file may have, beside what is put above it.
     largest: int
     # Whether the file may ask for a user that is a model.
     has_user_model: bool = False

@@ -34,13 +34,15 @@ class TargetWorld(World):
     def reply(self, tool, arguments):
         """Return the answer and whether it is an error; None: not recorded, and then the call changes nothing.
 
-        A call that does not fit the schema of its tool is not answered, even if one like it was recorded.
+        A call that does not fit the schema of its tool is answered by its recorded error alone.
         """
+        if not isinstance(arguments, dict):
+            return None
         required, names = _ARGUMENTS.get(tool, ([], None))
-        if not isinstance(arguments, dict) or not set(required) <= set(arguments):
-            return None
-        if names is not None and not set(arguments) <= set(names):
-            return None
+        if not set(required) <= set(arguments) or (names is not None and not set(arguments) <= set(names)):
+            # The target refused it for its arguments, whatever was written before.
+            entries = _DATA["calls"].get(tool, {}).get(canonical_json(arguments), [])
+            return (entries[0][1], True) if entries and all(failed for *_, failed in entries) else None
         count = len(self.writes)
         reply = super().reply(tool, arguments)
         if reply is None:
@@ -73,6 +75,11 @@ class Target:
     policies: Sequence[str]
     tools: Sequence[Tool]
     world: WorldData | None = None
+
+
+def block_bytes(target: Target) -> int:
+    """Return the most bytes that ``with_target`` adds to a file."""
+    return len(with_target(f"({POLICIES}, {TOOLS}, {WORLD_CLASS})", target).encode())
 
 
 def with_target(source: str, target: Target) -> str:

@@ -20,6 +20,7 @@ from tests.unit.agents.synthesis.conversations import call
 from tests.unit.agents.synthesis.test_world_scenarios import of_world, reduced
 from tests.unit.agents.synthesis.test_world_scenarios import shop as orders
 
+MISSING = {"error": "order_id, please"}
 POLICY = "It's a \"policy\" with ''' and \\ in it."
 FILE = '''# Written by a model.
 """An environment."""
@@ -38,8 +39,13 @@ class Environment:
 
 
 def shop() -> list[Trajectory]:
-    """Return conversations in which orders are read and cancelled, and three are paid with receipts of their own."""
+    """Return conversations in which orders are read and cancelled, and three are paid with receipts of their own.
+
+    In one of them the target refuses a cancellation for its arguments, and in another it overlooks a further argument.
+    """
     rows = orders()
+    rows[3].messages.extend(call("cancel_order", MISSING))
+    rows[4].messages.extend(call("cancel_order", {"ok": True}, order_id="W4005", note="soon"))
     for number, row in enumerate(rows[:3]):
         row.messages.extend(call("pay_order", {"receipt": f"R{7 + number * number}"}, order_id=f"W{4000 + number}"))
     return rows
@@ -127,11 +133,15 @@ def test_a_call_that_is_not_recorded_changes_nothing_until_the_file_says_so(name
     assert world.reply("get_order", order) == (record, False)
 
 
-def test_a_call_that_does_not_fit_its_schema_is_not_answered(names: dict[str, Any]) -> None:
+def test_a_call_that_does_not_fit_its_schema_is_answered_by_its_recorded_error_alone(names: dict[str, Any]) -> None:
     world = names["TargetWorld"]()
     order = {"order_id": "W9876"}
-    assert [world.reply("cancel_order", arguments) for arguments in ({}, {**order, "why": "late"})] == [None, None]
-    assert not world.reply("cancel_order", order)[1]
+    for reply in ('{"ok":true}', False), None:  # a second cancellation is not recorded
+        refusal = world.reply("cancel_order", {})
+        assert (json.loads(refusal[0]), refusal[1]) == (MISSING, True)
+        for extra in ({"why": "late"}, {"order_id": "W4005", "note": "soon"}):
+            assert world.reply("cancel_order", {**order, **extra}) is None
+        assert world.reply("cancel_order", order) == reply
 
 
 def test_the_summary_counts_records_and_values() -> None:

@@ -242,3 +242,20 @@ def test_a_read_repeated_after_a_write_shows_what_such_writes_change(has_world: 
         ask(environment, write["tool"], **write["args"])
         changed_record = json.loads(ask(environment, lookup["tool"], **lookup["args"]))
         assert changed_record == ({**record, "status": "cancelled"} if has_world else record)
+
+
+def test_a_call_that_does_not_fit_its_schema_is_answered_as_it_was_recorded() -> None:
+    rows, refusal = shop(), {"error": "which order, please?"}
+    rows[-1].messages.extend(call("cancel_order", refusal))
+    # The target overlooks an argument that its schema does not have.
+    rows[0].messages[4:6] = call("cancel_order", {"ok": True}, order_id="W4000", note="soon")
+    labels = [Label(row.id, "multi-step-completion", 0, Verdict.PRESENT) for row in rows[:COUNT]]
+    file = synthesize(capability("multi-step-completion"), rows, labels, seed=0, target_world=of_world(rows))
+    environment = environment_class(file)()
+    assert "t00" in {name for template in environment.data["templates"] for name in template["from"]}
+    for seed in range(5):
+        environment.reset(seed)
+        order_id = environment.scenario.steps[0]["calls"][0]["args"]["order_id"]
+        assert json.loads(ask(environment, "cancel_order")) == refusal
+        refusal_text = ask(environment, "cancel_order", order_id=order_id, why="late")
+        assert json.loads(refusal_text) == {"error": "cancel_order needs order_id"}
