@@ -77,7 +77,7 @@ def test_without_a_success_there_is_none() -> None:
     assert replay_environment(failures, demonstrations()[0], first_seed=0, seeds=1) is None
 
 
-def test_conversations_with_unknown_arguments_are_no_defect() -> None:
+def test_conversations_with_arguments_that_the_tools_do_not_have_are_replayed() -> None:
     def with_other_arguments(message: dict[str, object]) -> dict[str, object]:
         calls: object = message.get("tool_calls") or ()
         assert isinstance(calls, list | tuple)
@@ -88,7 +88,10 @@ def test_conversations_with_unknown_arguments_are_no_defect() -> None:
         dataclasses.replace(row, messages=[with_other_arguments(message) for message in row.messages])
         for row in demonstrations()[0][:30]
     ]
-    assert replay_environment(rows, demonstrations()[0][30:90], first_seed=0, seeds=1) is None
+    replay = replay_environment(rows, demonstrations()[0][30:90], first_seed=0, seeds=1)
+    assert replay is not None
+    environment = environment_class(replay.source_code)()
+    assert all(play(environment, seed).success for seeds in replay.seeds.values() for seed in seeds)
 
 
 def test_a_tool_without_parameters_may_have_none() -> None:
