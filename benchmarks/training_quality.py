@@ -58,7 +58,14 @@ from traced.training.trainer import newest_checkpoint
 
 VALIDATE_EVERY = 5
 # The trainings of all variants begin without any measure, whatever the defaults of the settings are.
-NO_MEASURE = {"open_share": 0.0, "recoveries": 0, "kl": 0.0, "entropy_bonus": 0.0, "hint_share": 0.0}
+NO_MEASURE = {
+    "open_share": 0.0,
+    "recoveries": 0,
+    "kl": 0.0,
+    "entropy_bonus": 0.0,
+    "hint_share": 0.0,
+    "temperature": 1.0,
+}
 VARIANTS: dict[str, dict[str, Any]] = {
     "fresh": {},
     "open": {"open_share": 0.5},
@@ -69,9 +76,10 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "slow": {"lr": 1e-3},
     "warm": {"temperature": 1.2},
     "open-recover": {"open_share": 0.5, "recoveries": 2, "recovery_temperature": 1.2},
+    "open-warm": {"open_share": 0.5, "recoveries": 2, "recovery_temperature": 1.2, "temperature": 1.2},
     "open-slow": {"open_share": 0.5, "recoveries": 2, "recovery_temperature": 1.2, "lr": 1e-3},
 }
-WITH_GRADIENT = ("recover", "open-recover", "open-slow")  # variants that answer a loss of the gradient
+WITH_GRADIENT = ("recover", "open-recover", "open-warm", "open-slow")  # variants that answer a loss of the gradient
 PLACES = ("last_environment", "best_environment", "last_target", "best_target")
 EPISODES = 200
 LAST = 3  # iterations without a gradient
