@@ -9,6 +9,7 @@ exchanges each of the settled and the unsettled ones; of a canary the newest con
 import json
 import sqlite3
 from collections import Counter
+from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -174,7 +175,13 @@ class RouterStatus:
 
 @dataclass(frozen=True)
 class CycleStatus:
-    """A cycle; ``last_stage`` is the stage and state of its newest stage event, ``verdict`` its result; "" if none."""
+    """A cycle.
+
+    Attributes:
+        last_stage: The stage and state of its newest stage event; "" without one.
+        verdict: Its result; "" without one.
+        step: What it did to the live system, as its report has it; empty without a report.
+    """
 
     id: str
     target: str
@@ -182,6 +189,7 @@ class CycleStatus:
     state: str
     last_stage: str
     verdict: str = ""
+    step: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -445,8 +453,9 @@ def _read(connection: Any, safe_url: str, now: datetime) -> StoreStatus:
 
 
 def _cycle(row: Any) -> CycleStatus:
-    last_stage, verdict = f"{row[4]} {row[5]}" if row[4] else "", str(_parse_json(row[6]).get("verdict", ""))
-    return CycleStatus(row[0], row[1], row[2], row[3], last_stage, verdict)
+    last_stage, summary = f"{row[4]} {row[5]}" if row[4] else "", _parse_json(row[6])
+    verdict, step = str(summary.get("verdict", "")), summary.get("step") or {}
+    return CycleStatus(row[0], row[1], row[2], row[3], last_stage, verdict, step)
 
 
 def _adapter(row: Any, conversations: int) -> AdapterStatus:

@@ -119,6 +119,9 @@ def status(
         print_json(_as_json(state, directory) | {"waits": waits, "router": router})
         return
     _table("Cycles", ["cycle", "target", "model", "state", "last stage"], _cycle_rows(state, directory))
+    steps = _step_rows(state)
+    if len(steps) > 1:
+        _table("The live system over cycles", ["cycle", "success after it", "gain", "closed, left aside"], steps)
     if state.costs:
         rows = [_cost_row(cost) for cost in state.costs]
         _table("Language model", ["cycle", "stage", "calls", "tokens", "cost", "seconds"], rows)
@@ -144,6 +147,27 @@ def _cycle_rows(state: StoreStatus, directory: Path) -> list[dict[str, Any]]:
         }
         for cycle in state.cycles
     ]
+
+
+def _step_rows(state: StoreStatus) -> list[dict[str, Any]]:
+    """Return what each cycle with a measured success did to the live system, newest first."""
+    return [
+        {
+            "cycle": cycle.id,
+            "success after it": _with_interval(cycle.step["success"], cycle.step["success_ci"], "{:.1f} %"),
+            "gain": _with_interval(cycle.step["gain"], cycle.step["ci"], "{:+.1f}"),
+            "closed, left aside": ", ".join([*cycle.step["closed"], *cycle.step["left_aside"]]),
+        }
+        for cycle in state.cycles
+        if cycle.step.get("success") is not None
+    ]
+
+
+def _with_interval(value: float | None, interval: list[float] | None, form: str) -> str:
+    if value is None or interval is None:
+        return ""
+    low, high = (form.format(100 * end) for end in interval)
+    return f"{form.format(100 * value)} [{low}, {high}]"
 
 
 def _adapter_rows(state: StoreStatus) -> list[dict[str, Any]]:

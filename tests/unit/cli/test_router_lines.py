@@ -19,6 +19,7 @@ from traced.cli.status import (
     MIN_SAMPLES,
     _cycle_lines,
     _cycle_rows,
+    _step_rows,
     _table,
     router_lines,
     router_report,
@@ -53,6 +54,21 @@ def test_the_result_of_the_newest_cycle_of_each_target_is_shown() -> None:
     ]
     lines = list(_cycle_lines(StoreStatus(cycles, [], [], [])))
     assert lines == [f"Result of d2: {sanitize_line(verdict)}"]
+
+
+def test_what_each_cycle_did_to_the_live_system_is_shown() -> None:
+    step = {"success": 0.5, "success_ci": [0.4, 0.6], "gain": None, "ci": None, "closed": ["dates"], "left_aside": {}}
+    better = {**step, "success": 0.7, "success_ci": [0.65, 0.75], "gain": 0.2, "ci": [0.1, 0.3], "closed": []}
+    cycles = [
+        CycleStatus("d3", "desk", "bundled", "running", "collect started"),
+        CycleStatus("d2", "desk", "bundled", "finished", "report finished", step=better),
+        CycleStatus("d1", "desk", "bundled", "finished", "report finished", step=step),
+    ]
+    rows = [tuple(row.values()) for row in _step_rows(StoreStatus(cycles, [], [], []))]
+    assert rows == [
+        ("d2", "70.0 % [65.0 %, 75.0 %]", "+20.0 [+10.0, +30.0]", ""),
+        ("d1", "50.0 % [40.0 %, 60.0 %]", "", "dates"),
+    ]
 
 
 def test_a_cycle_is_running_only_while_a_process_works_on_it(tmp_path: Path) -> None:

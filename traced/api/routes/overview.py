@@ -60,6 +60,9 @@ def _rate(cycle: Cycle) -> CycleRate | None:
     """Return the success rates of a cycle, None if it was not evaluated."""
     # Cycles of earlier versions have the second rate under another name.
     base, routed = cycle.summary.get("base"), cycle.summary.get("composed", cycle.summary.get("routed"))
+    if routed is None:
+        # A cycle that promotes nothing leaves the live system as it was.
+        routed = (cycle.summary.get("step") or {}).get("success")
     if base is None and routed is None:
         return None
     at, tasks = cycle.finished_at or cycle.created_at, cycle.summary.get("test_seeds") or 0
