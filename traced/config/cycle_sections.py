@@ -125,6 +125,11 @@ class TrainingSection(Section):
         default=0.0, ge=0, description="coefficient of the policy's mean entropy per token, which lowers the loss"
     )
     temperature: float = Field(default=1.0, gt=0, le=5, description="sampling temperature of the rollouts")
+    start: Literal["fresh", "warm"] = Field(
+        default="fresh",
+        description='weights that a further version of a live adapter begins with: "fresh", or "warm": those of the '
+        "live version",
+    )
     max_turns: Positive = Field(default=16, description="assistant messages after which an episode ends")
     max_length: Positive = Field(default=1024, description="tokens of one rollout, all turns")
     micro_batch_tokens: Positive = Field(

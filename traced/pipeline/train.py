@@ -44,6 +44,7 @@ from traced.pipeline.mixture import DISTILLED, MIXTURE, TRAININGS, members_of
 from traced.registry.publication import publish
 from traced.rollouts.step_limit import step_timeout_s, user_wait_s
 from traced.routing.composition import MERGED
+from traced.routing.router_files import capability_of
 from traced.training.device import ON_CPU, TrainingDevice, training_device
 from traced.training.errors import EnvironmentFailed, NothingToLearn
 from traced.training.job import TrainingJob, TrainingResult, folder_of_run
@@ -266,11 +267,24 @@ def job_in(context: Context, run_id: str, capability: str, environment: str, dev
     )
     ids = {"cycle": context.cycle_id, "capability": capability, "environment": environment, "model": context.model.name}
     job = replace(job, tags=ids)
+    job = replace(job, start=start_folder(context, capability))
     if capability == MIXTURE:
         job = replace(job, iterations=job.iterations * len(members))
     elif capability == DISTILLED:
         job = replace(job, teachers=folders, kl=0.0, recovery_kl=0.0)
     return with_user(context, job, context.settings.sandbox.call_seconds) if asks_for_model(source_code) else job
+
+
+def start_folder(context: Context, capability: str) -> str:
+    """Return the folder of the adapter that a training begins with, "" for new weights."""
+    # Imported here because the API imports this module, and routers load numpy.
+    from traced.pipeline.incumbent import incumbent_of
+
+    if context.settings.training.start == "fresh":
+        return ""
+    live = [name for name in incumbent_of(context).live if capability_of(name) == capability]
+    with context.read_session() as session:
+        return get_adapter(session, live[0]).path if live else ""
 
 
 def _begin(context: Context, job: TrainingJob, environment: str) -> None:

@@ -66,6 +66,7 @@ from traced.training.processes import other_processes
 from traced.training.recovery import Recoveries
 from traced.training.rollouts import Rollout
 from traced.training.sampling import rollout_function
+from traced.training.teachers import begin_with
 from traced.training.tracking import check_trackers, trackers
 from traced.training.trainer import GroupRelativeTrainer, newest_checkpoint
 from traced.training.validation import Validations
@@ -359,6 +360,8 @@ def build_trainer(
         processing_class=tokenizer,
         peft_config=lora_config(job, model),
     )
+    if job.start:
+        begin_with(trainer.model, Path(job.start))
     # Transformers refuses checkpoints of a sharded model because its optimizer state would be in pieces. Here only the
     # frozen base is: each process has the whole adapter and its optimizer state.
     trainer.args.save_only_model = False

@@ -53,6 +53,7 @@ NOT_IN_FINGERPRINT = {
 ABSENT_IF_OFF = {
     "overlap": ("overlap",),
     "teachers": ("teachers",),
+    "start": ("start",),
     "hint_share": ("hint", "hint_share"),
     "open_share": ("open_share",),
     "kl": ("kl",),
@@ -125,6 +126,7 @@ class TrainingJob:
     # Folders of adapters; the one with the number seed % n is the teacher of a seed. With teachers the job is
     # an on-policy distillation: the update follows their log-probs, and rewards only measure.
     teachers: list[str] = field(default_factory=list)
+    start: str = ""  # folder of the adapter whose weights the training begins with; "": new ones
     open_share: float = 0.0  # share of the groups with seeds whose rewards have differed lately; 0: fresh seeds only
     validate_every: int = 0  # iterations between validations; 0: the last policy is published, whatever it is worth
     validation_seeds: int = 32  # taken from the end of the range, a fifth of it at most; training does not draw them
@@ -311,6 +313,8 @@ class TrainingJob:
                     del values[name]
         if self.teachers:
             values["teachers"] = [weights_digest(Path(folder)) for folder in self.teachers]
+        if self.start:
+            values["start"] = weights_digest(Path(self.start))
         if self.user:
             values["user"] = {
                 key: self.user["model"][key] for key in ("model", "base_url", "temperature", "max_tokens")

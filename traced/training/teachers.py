@@ -57,6 +57,14 @@ class Teachers:
         return result
 
 
+def begin_with(model: Any, folder: Path) -> None:
+    """Give the trained parameters of a model the weights of an adapter; raises ``JobError``."""
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    with torch.no_grad():
+        for parameter, weights in zip(parameters, adapter_weights(folder, model), strict=True):
+            parameter.copy_(weights)
+
+
 def adapter_weights(folder: Path, model: Any) -> Weights:
     """Return the weights of an adapter's folder in the order of the model's trained parameters.
 
@@ -67,7 +75,7 @@ def adapter_weights(folder: Path, model: Any) -> Weights:
     try:
         tensors = load_file(file)
     except (OSError, SafetensorError) as error:
-        raise JobError(f"the teacher {file} cannot be read: {error}", hint="traced doctor") from error
+        raise JobError(f"{file} cannot be read: {error}", hint="traced doctor") from error
     parameters = {
         name.replace(f".{ADAPTER}", ""): parameter
         for name, parameter in model.named_parameters()
@@ -76,7 +84,7 @@ def adapter_weights(folder: Path, model: Any) -> Weights:
     shapes = {name: tuple(parameter.shape) for name, parameter in parameters.items()}
     if {name: tuple(tensor.shape) for name, tensor in tensors.items()} != shapes:
         raise JobError(
-            f"the teacher {folder.name} has other layers or another rank than an adapter of this job",
+            f"the adapter {folder.name} has other layers or another rank than one of this job",
             hint="train all adapters with the same training.lora_r",
         )
     return [tensors[name] for name in parameters]

@@ -24,6 +24,7 @@ from traced.pipeline import base_check, episodes, incumbent
 from traced.pipeline.collect import collect, collected
 from traced.pipeline.context import Context
 from traced.pipeline.incumbent import Incumbent, incumbent_of, with_version
+from traced.pipeline.train import start_folder
 from traced.routing.composition import Composition
 
 LIVE, WORLDS = "date-reasoning@v1", Path(__file__).parents[1] / "targets" / "worlds.py"
@@ -85,6 +86,16 @@ def test_the_incumbent_is_recorded_once(tmp_path: Path) -> None:
             incumbent_events = [event for event in list_stage_events(session, "c2") if event.stage == INCUMBENT]
             assert len(incumbent_events) == 1
             assert gate_models(session, get_adapter(session, LIVE)) == ("base", LIVE)
+
+
+@pytest.mark.parametrize("start", ["fresh", "warm"])
+def test_a_further_version_begins_with_the_live_one_if_it_is_asked_for(tmp_path: Path, start: str) -> None:
+    with context_with_chain(tmp_path, {"training.start": start}) as context:
+        second = add_cycle(context, "c2", 60)
+        with context.read_session() as session:
+            path = get_adapter(session, LIVE).path
+        assert start_folder(second, "date-reasoning") == (path if start == "warm" else "")
+        assert not start_folder(second, "refunds")
 
 
 def test_a_cycle_that_collected_before_incumbents_were_recorded_has_the_base_model(tmp_path: Path) -> None:
