@@ -45,7 +45,7 @@ def test_demo_runs_the_whole_cycle_and_leaves_its_evidence(traced: Traced, tmp_p
     assert result.code == 0, result.err
     report = result.json
     routed = any(adapter["promoted"] for adapter in report["adapters"])
-    composed = ["over_best_single", "composition"] * routed
+    composed = [*(["over_best_single", "composition"] * routed), "step"]
     validated = ["validation_episodes"] * bool(report["adapters"])
     assert [key for key in report if key != "routing"] == KEYS + validated + composed
     if routed:

@@ -28,7 +28,7 @@ from traced.core.progress import Progress
 from traced.core.resources import Meter
 from traced.inference.model_files import base_model
 from traced.pipeline.admit import stored_report
-from traced.pipeline.analyze import stored_findings
+from traced.pipeline.analyze import to_train
 from traced.pipeline.context import Context, open_context, utc_now
 from traced.pipeline.cycles import find_cycle
 from traced.pipeline.synthesize import written_environments
@@ -78,15 +78,14 @@ def is_analyzed(session: Session, cycle: Cycle) -> bool:
 
 
 def applicable(context: Context, kind: str) -> list[str]:
-    """Return the cycle's retained capabilities whose status is "retained", "written", "admitted" or "trained"."""
+    """Return the cycle's capabilities to train whose status is "retained", "written", "admitted" or "trained"."""
     artifacts: Mapping[str, Callable[[Context, str], list[str]]] = {
         "retained": lambda context, name: [name],
         "written": environments,
         "admitted": admitted_environments,
         "trained": adapters,
     }
-    names = [finding.capability for finding in stored_findings(context) if finding.retained]
-    return [name for name in names if artifacts[kind](context, name)]
+    return [name for name in to_train(context) if artifacts[kind](context, name)]
 
 
 def environments(context: Context, capability: str) -> list[str]:

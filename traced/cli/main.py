@@ -56,6 +56,11 @@ VERBS = {
         "analyze",
         "Find the capabilities that the agent lacked in failed trajectories of the newest collection or import.",
     ),
+    "attribute": Verb(
+        "attribution",
+        "attribute",
+        "Play failed tasks again with each live adapter, and decide which retained capabilities are trained.",
+    ),
     "world": Verb(
         "world",
         "world",

@@ -13,7 +13,6 @@ from typing import Any
 from agents.world.agreement import CallAgreement
 from agents.world.calls import AnsweredCall, Conversation
 from agents.world.values import argument_values, is_linked, scalars
-from sandbox.admission.context import Thresholds
 
 MINIMUM_TASKS = 2  # whose calls a function has to answer, as for a condition of errors (``agents.world.errors``)
 MODEL = "model"  # the author of a tool's function
@@ -120,6 +119,9 @@ def function_proofs(
         writes: Those of the tools that write according to the module.
         builtin_writes: The tools that write according to the builtin world.
     """
+    # Imported here because it loads the Docker client, which readers of the figures do not need.
+    from sandbox.admission.context import Thresholds
+
     bounds = Thresholds()
     calls: dict[str, list[tuple[CallAgreement, CallAgreement]]] = defaultdict(list)
     later_reads: dict[str, list[CallAgreement]] = defaultdict(list)

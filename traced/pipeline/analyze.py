@@ -16,12 +16,13 @@ from agents.analyst.llm.prompting import ProgressCallback
 from store.database import read_session, write_session
 from store.records import Cycle, CycleState, Finding, StageEvent, StageState
 from store.repositories.capabilities import list_findings
-from store.repositories.cycles import save_stage_event, set_cycle_state
+from store.repositories.cycles import list_stage_events, save_stage_event, set_cycle_state
 from store.repositories.trajectories import TrajectoryFilter, list_trajectories, lock_outcomes
 from store.types import Outcome, Trajectory
 from traced.config.settings import Settings
 from traced.core.errors import StageError
 from traced.ingest.file_import import IMPORTED, cycle_of_imports
+from traced.pipeline.attribution import ATTRIBUTE
 from traced.pipeline.collect import collected
 from traced.pipeline.context import Context, RunningStage
 from traced.pipeline.findings import AnalysisContext, run_analysis, save_analysis, tasks_of, widest_first
@@ -58,6 +59,16 @@ def stored_findings(context: Context) -> list[Finding]:
     with context.read_session() as session:
         findings = list_findings(session, context.cycle_id)
     return widest_first(findings)
+
+
+def to_train(context: Context) -> list[str]:
+    """Return the capabilities that the cycle trains: the retained ones, after the attribution those that it left."""
+    with context.read_session() as session:
+        events = list_stage_events(session, context.cycle_id)
+    decisions = [event.detail["train"] for event in events if event.stage == ATTRIBUTE and "train" in event.detail]
+    if decisions:
+        return list(decisions[-1])
+    return [finding.capability for finding in stored_findings(context) if finding.retained]
 
 
 def to_analyze(context: Context) -> list[Trajectory]:

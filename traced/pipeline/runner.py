@@ -13,7 +13,7 @@ from traced.config.settings import Settings
 from traced.core.errors import CycleChanged
 from traced.evaluation.figures import ON_TARGET
 from traced.pipeline import compose
-from traced.pipeline.analyze import stored_findings
+from traced.pipeline.analyze import stored_findings, to_train
 from traced.pipeline.attribution import ATTRIBUTE
 from traced.pipeline.collect import collection_title
 from traced.pipeline.context import Context
@@ -118,13 +118,8 @@ def _leave(context: Context, state: CycleState) -> None:
 
 def _announce(context: Context) -> None:
     """Show the planned stages; those finished by an earlier process are left out."""
-    findings = stored_findings(context)
-    if findings:
-        retained = [finding.capability for finding in findings if finding.retained]
-        with context.read_session() as session:
-            events = list_stage_events(session, context.cycle_id)
-        attributed = [event.detail["train"] for event in events if event.stage == ATTRIBUTE and "train" in event.detail]
-        _announce_capabilities(context, attributed[-1] if attributed else retained)
+    if stored_findings(context):
+        _announce_capabilities(context, to_train(context))
         return
     settings, plan = context.settings, context.progress.plan
     episodes = 0 if context.target.is_recorded else settings.collect.episodes
