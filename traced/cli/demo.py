@@ -148,8 +148,8 @@ async def _run(options: DemoOptions, cycle_id: str, progress: Progress, meter: M
     async with open_context(options.settings, cycle_id, progress, meter) as context:
         result = await run_cycle(context, _approver(options))
         figures = gather(context)
-        if result.finished and options.compare:
-            figures = await _run_direct_training(context, figures)
+        if result.finished and options.compare and len(_finished(options)) >= options.cycles:
+            figures = await _run_direct_training(options, context, figures)
         page = context.run_dir / "report.html"
         return DemoResult(cycle_id, figures, page if result.finished else None, result.waiting)
 
@@ -227,14 +227,20 @@ def _gate_line(context: Context, adapter: str) -> str:
     return figures_of(result) if result else "no gate result"
 
 
-async def _run_direct_training(context: Context, figures: CycleFigures) -> CycleFigures:
-    """Train GRPO directly on the target; update report and cycle row, and return the figures with this comparison."""
-    if not figures.rollouts:
+async def _run_direct_training(options: DemoOptions, context: Context, figures: CycleFigures) -> CycleFigures:
+    """Train GRPO directly on the target; update report and cycle row, and return the figures with this comparison.
+
+    It has as many rollouts as the adapters of all cycles together.
+    """
+    rollouts = figures.rollouts
+    if options.cycles > 1:
+        rollouts = sum(cycle.summary.get("rollouts", 0) for cycle in _finished(options))
+    if not rollouts:
         context.progress.note(
             "--compare is skipped: no adapter was trained, so the number of rollouts to match is unknown"
         )
         return figures
-    await grpo_on_target(context, figures.rollouts)
+    await grpo_on_target(context, rollouts)
     cycle_figures = gather(context)
     write_report(cycle_figures, context.run_dir)
     with context.write_session() as session:

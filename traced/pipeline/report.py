@@ -46,6 +46,7 @@ from traced.evaluation.intervals import (
     compare,
     episode_key,
     pair,
+    pair_shared,
     rate,
     routing_quality,
 )
@@ -57,7 +58,7 @@ from traced.pipeline.context import Context
 from traced.pipeline.evaluate import ROUTE, stage_of
 from traced.pipeline.promote import decision_of, routable_adapters
 from traced.pipeline.self_check import SELF_CHECK
-from traced.pipeline.step import live_step
+from traced.pipeline.step import live_before, live_step
 from traced.pipeline.world import find_figures
 from traced.prompt_optimization.patches import SHORT_ID_DIGITS, gates, newest_patches, remedy_text, sufficient_patches
 from traced.registry.decisions import PromptDecision, prompt_decisions
@@ -110,6 +111,7 @@ def gather(context: Context) -> CycleFigures:
         analysed = _analysed(session, context.cycle_id)
         events = list_stage_events(session, context.cycle_id)
         step = live_step(session, context.cycle_id, arms, events)
+        live = {ROUTED: arms.get(ROUTED) or live_before(session, context.cycle_id, arms), **_of(arms, ON_TARGET)}
     sessions = [event.detail for event in events if event.stage == SESSION]
     # A capability ends once, but a stage that was repeated may have failed twice: the last event counts.
     failed = {event.capability: event for event in events if event.state is StageState.FAILED and event.capability}
@@ -131,7 +133,7 @@ def gather(context: Context) -> CycleFigures:
         self_check=_self_check(events),
         gain=_gain(arms),
         over_single=over_single(arms),
-        over_direct=_gain_over(arms, ON_TARGET),
+        over_direct=_gain_over(live, ON_TARGET),
         composition=_composition(context, adapters),
         step=step,
         routers=_routers(context, arms, events),
@@ -209,10 +211,14 @@ def over_single(arms: Arms) -> GainOver | None:
     return _gain_over(arms, max(singles, key=singles.__getitem__)) if singles else None
 
 
+def _of(arms: Arms, name: str) -> Arms:
+    return {name: arms[name]} if name in arms else {}
+
+
 def _gain_over(arms: Arms, name: str) -> GainOver | None:
     if ROUTED not in arms or name not in arms:
         return None
-    pairs = pair(arms[name], arms[ROUTED])
+    pairs = pair_shared(arms[name], arms[ROUTED])
     gains, losses = sum(p.adapter and not p.base for p in pairs), sum(p.base and not p.adapter for p in pairs)
     return GainOver(name, compare(pairs), gains, losses)
 

@@ -30,9 +30,8 @@ def live_step(session: Session, cycle_id: str, arms: Arms, events: Sequence[Stag
         arms: The cycle's test episodes by policy.
         events: The cycle's stage events.
     """
-    cycle = get_cycle(session, cycle_id)
     incumbent = find_incumbent(session, cycle_id) or Incumbent()
-    earlier = arms.get(BASE, ()) if incumbent.is_base else _earlier_live_arm(session, cycle)
+    earlier = live_before(session, cycle_id, arms)
     current = arms.get(ROUTED) or earlier
     details = {event.stage: event.detail for event in events if event.state is StageState.FINISHED}
     attributed, check = details.get(ATTRIBUTE, {}), details.get("collect", {}).get(BASE_CHECK)
@@ -47,6 +46,14 @@ def live_step(session: Session, cycle_id: str, arms: Arms, events: Sequence[Stag
         is_target_changed=bool(check and check["changed"]),
         fallen=[str(row["adapter"]) for row in attributed.get(WATCH, []) if row["fallen"]],
     )
+
+
+def live_before(session: Session, cycle_id: str, arms: Arms) -> Sequence[Trajectory]:
+    """Return the test episodes of a cycle's incumbent; empty if there are none. ``arms`` as in ``live_step``."""
+    incumbent = find_incumbent(session, cycle_id) or Incumbent()
+    if incumbent.is_base:
+        return arms.get(BASE, ())
+    return _earlier_live_arm(session, get_cycle(session, cycle_id))
 
 
 def _earlier_live_arm(session: Session, cycle: Cycle) -> list[Trajectory]:
