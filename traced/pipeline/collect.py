@@ -25,7 +25,7 @@ from store.repositories.trajectories import (
     judged_in_split,
     list_trajectories,
 )
-from store.types import EndCause, Outcome, Trajectory
+from store.types import INFERRED, EndCause, Outcome, Trajectory
 from traced.core.errors import StageError
 from traced.evaluation.figures import percent
 from traced.evaluation.intervals import rate
@@ -56,6 +56,10 @@ from traced.targets.registry import Target
 
 OTHER_TOOLSETS, SELECTED, CONSTANT_CUSTOMER = "other tool sets", "trajectories", "constant customer"  # of the detail
 SOME_TOOLS = 3
+NO_TOOL_LISTS = (
+    "no conversation has its agent's list of tools, so several agents could not be told apart by it: "
+    "traced import FILE --tools tools.json"
+)
 REASON_CHARS = 200
 OUTCOME_SOURCES = (
     "outcomes come from feedback (POST /v1/feedback at the router), from rules (outcomes.rules, then traced outcomes "
@@ -130,6 +134,8 @@ def _collect_conversations(context: Context) -> list[Trajectory]:
         stage.figure = f"{outcomes[Outcome.SUCCESS]} successes and {outcomes[Outcome.FAILURE]} failures; "
         stage.figure += f"{_unused_text(unused)}{_others_text(selection)}"
         stage.figure += f"; {constant.text}" if constant is not None else ""
+        tools = list(chain.from_iterable(trajectory.tools for trajectory in trajectories))
+        stage.figure += f"; {NO_TOOL_LISTS}" if tools and all(tool.get(INFERRED) for tool in tools) else ""
     return trajectories
 
 

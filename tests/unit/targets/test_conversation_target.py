@@ -26,7 +26,7 @@ from traced.core.errors import ConfigError, StageError
 from traced.evaluation.figures import TARGET_NOT_TESTED, AdapterFigures, CycleFigures, verdict
 from traced.ingest.file_import import ImportRequest, import_file
 from traced.pipeline import analyze as analyze_module
-from traced.pipeline.collect import collect, collected, of_tool_set
+from traced.pipeline.collect import NO_TOOL_LISTS, collect, collected, of_tool_set
 from traced.pipeline.cycles import find_cycle
 from traced.pipeline.evaluate import evaluate
 from traced.pipeline.gate import policy_of
@@ -143,6 +143,22 @@ async def test_a_collection_has_the_judged_conversations_that_no_adapter_answere
         with context.write_session() as session:
             save_trajectories(session, [earlier])
         assert production(context, [earlier]) == Production()
+
+
+@pytest.mark.parametrize("has_lists", [False, True])
+async def test_conversations_without_a_list_of_tools_are_not_told_apart_silently(
+    tmp_path: Path, has_lists: bool
+) -> None:
+    call = {"id": "c", "type": "function", "function": {"name": "find", "arguments": '{"id": 1}'}}
+    messages = [{"role": "user", "content": "order"}, {"role": "assistant", "content": "", "tool_calls": [call]}]
+    tools = [{"type": "function", "function": {"name": "find", "parameters": {"type": "object"}}}] if has_lists else []
+    with new_cycle(tmp_path) as context:
+        outcomes = (Outcome.SUCCESS, Outcome.FAILURE)
+        rows = [conversation(number, outcomes[number % 2], messages=messages, tools=tools) for number in range(20)]
+        with context.write_session() as session:
+            save_trajectories(session, rows)
+        await collect(context)
+        assert (NO_TOOL_LISTS in context.progress.lines["collect"].figure) != has_lists
 
 
 async def test_no_more_conversations_are_collected_than_the_setting_says(tmp_path: Path) -> None:
