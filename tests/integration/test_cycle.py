@@ -51,7 +51,16 @@ def test_a_killed_cycle_is_carried_on_by_the_same_command(tmp_path: Path, cut_at
     per_capability = [
         f"{stage} {name}" for stage in ("synthesize", "admit", "train", "gate") for name in ("alpha", "beta")
     ]
-    assert set(finished) == {"collect", "analyze", *per_capability, "compose", "promote", "evaluate", "report"}
+    assert set(finished) == {
+        "incumbent",
+        "collect",
+        "analyze",
+        *per_capability,
+        "compose",
+        "promote",
+        "evaluate",
+        "report",
+    }
     repeated = {stage for stage, count in finished.items() if count > 1}
     file_beside = (
         "alpha" if cut_at.endswith("beta") else "beta"
