@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from sqlmodel import Session
 
@@ -33,6 +33,7 @@ from store.types import Capability, Label, Outcome, Trajectory, Verdict
 BASE = "base"  # name of the base model in episodes
 # The event of a cycle that records what was live when it began, and the model of the live system's episodes.
 INCUMBENT = "incumbent"
+ATTRIBUTE = "attribute"  # the event with the kinds of the live system's failures
 
 
 @dataclass(frozen=True)
@@ -90,7 +91,9 @@ class MessageLengths:
 class EvidenceChain:
     """The evidence chain of an adapter version, in the order of the pipeline.
 
-    ``missing`` names the links that are not stored. ``faults`` counts the failures of the cycle by attributed fault.
+    ``missing`` names the links that are not stored. ``live_before`` are the versions that answered when the cycle
+    began, and that the gate compared with; ``attribution`` counts their failures that lacked the capability by kind.
+    ``faults`` counts the failures of the cycle by attributed fault.
     ``traffic`` counts test conversations, ``served`` is the traffic of the running router.
     """
 
@@ -113,6 +116,8 @@ class EvidenceChain:
     traffic: Traffic
     served: ModelTraffic
     missing: list[str]
+    live_before: list[str] = field(default_factory=list)
+    attribution: dict[str, int] = field(default_factory=dict)
 
 
 def evidence_chain(session: Session, adapter: str) -> EvidenceChain:
@@ -160,6 +165,8 @@ def evidence_chain(session: Session, adapter: str) -> EvidenceChain:
         traffic=_traffic(session, adapter),
         served=model_traffic(session, adapter),
         missing=[name for name, records in links.items() if not records],
+        live_before=live_before(session, cycle_id),
+        attribution=_attribution(session, cycle_id, capability),
     )
 
 
@@ -173,10 +180,24 @@ def gate_models(session: Session, version: AdapterVersion) -> tuple[str, str]:
 
     They are the base model and the version; in a cycle with live adapters, the live system without and with it.
     """
-    for event in list_stage_events(session, version.cycle_id):
-        if event.stage == INCUMBENT and event.detail["composition"]["models"]:
-            return INCUMBENT, candidate_model(version.name)
+    if live_before(session, version.cycle_id):
+        return INCUMBENT, candidate_model(version.name)
     return BASE, version.name
+
+
+def live_before(session: Session, cycle_id: str) -> list[str]:
+    """Return the adapter versions that answered when a cycle began; none if the base model answered alone."""
+    for event in list_stage_events(session, cycle_id):
+        if event.stage == INCUMBENT:
+            return list(event.detail["composition"]["models"])
+    return []
+
+
+def _attribution(session: Session, cycle_id: str, capability: str) -> dict[str, int]:
+    for event in reversed(list_stage_events(session, cycle_id)):
+        if event.stage == ATTRIBUTE and "kinds" in event.detail:
+            return dict(event.detail["kinds"].get(capability, {}))
+    return {}
 
 
 def gate_lengths(session: Session, version: AdapterVersion, cycle: Cycle) -> MessageLengths | None:

@@ -84,6 +84,9 @@ def chain_lines(
     yield f"{INDENT}lacking: {chain.capability.lacking}"
     if chain.finding:
         yield _finding(chain.finding)
+    if chain.attribution:
+        kinds = ", ".join(f"{count} {kind}" for kind, count in chain.attribution.items())
+        yield f"attribution  failures of the live system that lacked it: {kinds}"
     yield from _example_lines(chain, examples)
     yield from _citation_lines(chain)
     environment = chain.environment
@@ -94,7 +97,7 @@ def chain_lines(
         yield from _admission(admission)
     yield from _training(chain)
     for gate in chain.gates:
-        yield from _gate(gate)
+        yield from _gate(gate, chain.live_before)
     yield from _lengths(chain)
     for decision in chain.approvals:
         yield f"decision     {decision.decision} {_signature(decision.who, decision.at, decision.reason)}"
@@ -262,10 +265,12 @@ def _finite(value: float | None) -> float:
     return value if value is not None and math.isfinite(value) else 0.0
 
 
-def _gate(gate: GateRecord) -> Iterator[str]:
-    yield f"gate         {gate.result.answer} after {gate.result.rounds} rounds"
+def _gate(gate: GateRecord, live_before: Sequence[str]) -> Iterator[str]:
+    baseline = f" against the live system ({', '.join(live_before)})" if live_before else ""
+    sides = ("without it", "with it") if live_before else ("base", "adapter")
+    yield f"gate         {gate.result.answer} after {gate.result.rounds} rounds{baseline}"
     for comparison in gate.result.comparisons:
-        yield f"             {comparison_line(comparison)}"
+        yield f"             {comparison_line(comparison, *sides)}"
     if not gate.result.has_target:
         yield f"             {TARGET_NOT_TESTED}"
 

@@ -15,10 +15,10 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+from store.repositories.evidence import ATTRIBUTE as ATTRIBUTE
 from store.types import Label, Verdict
 from traced.routing.composition import BASE
 
-ATTRIBUTE = "attribute"  # the stage
 MISROUTED = "misrouted"  # key in its event: failed conversations with the model that solves the task of each
 
 

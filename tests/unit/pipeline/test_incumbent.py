@@ -1,5 +1,6 @@
 """What is live when a cycle begins is recorded once, answers its episodes, and is what its candidates are added to."""
 
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,13 +12,14 @@ from store.database import write_session
 from store.records import Cycle, CycleState, StageState
 from store.repositories.adapters import get_adapter
 from store.repositories.cycles import list_stage_events, save_cycle
-from store.repositories.evidence import INCUMBENT, gate_models
+from store.repositories.evidence import ATTRIBUTE, INCUMBENT, evidence_chain, gate_models
 from store.repositories.promotions import roll_back
 from store.repositories.serving import answering_models, list_routing
 from store.repositories.trajectories import TrajectoryFilter, list_trajectories
 from store.tables import CycleRow
 from tests.unit.pipeline.contexts import context_with_chain
 from tests.unit.store.chain import CYCLE, later
+from traced.cli.evidence_text import chain_lines
 from traced.inference.client import Completion
 from traced.inference.policies import Policy
 from traced.pipeline import base_check, episodes, incumbent
@@ -26,6 +28,7 @@ from traced.pipeline.context import Context
 from traced.pipeline.incumbent import Incumbent, incumbent_of, with_version
 from traced.pipeline.train import start_folder
 from traced.routing.composition import Composition
+from traced.scoring.evidence import OutcomeSources
 
 LIVE, WORLDS = "date-reasoning@v1", Path(__file__).parents[1] / "targets" / "worlds.py"
 SETTINGS: dict[str, object] = {
@@ -159,3 +162,18 @@ async def test_a_cycle_collects_with_what_is_live_and_plays_tasks_again_with_the
 )
 def test_an_adapter_is_added_to_what_is_live(live: Composition, adapter: str, expected: Composition) -> None:
     assert with_version(live, adapter, "labels") == expected
+
+
+def test_the_evidence_names_what_the_gate_compared_with_and_why_the_live_system_failed(tmp_path: Path) -> None:
+    with context_with_chain(tmp_path, {}) as context:
+        with context.read_session() as session:
+            lines = list(chain_lines(evidence_chain(session, LIVE), OutcomeSources(Counter(), Counter()), []))
+        assert "gate         pass after 2 rounds" in lines
+        kinds = {"date-reasoning": {"residual": 3, "chance": 1}}
+        context.event(INCUMBENT, StageState.FINISHED, composition={"models": ["a@v1"]}, live=["a@v1"])
+        context.event(ATTRIBUTE, StageState.FINISHED, kinds=kinds)
+        with context.read_session() as session:
+            lines = list(chain_lines(evidence_chain(session, LIVE), OutcomeSources(Counter(), Counter()), []))
+        assert "attribution  failures of the live system that lacked it: 3 residual, 1 chance" in lines
+        assert "gate         pass after 2 rounds against the live system (a@v1)" in lines
+        assert any("target: without it 40.0 %, with it 60.0 %" in line for line in lines)
