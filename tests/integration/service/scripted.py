@@ -87,6 +87,9 @@ class Scripted:
             save_capabilities(session, cycle_id, capabilities)
         return list(self.capabilities)
 
+    def _attribute(self, cycle_id: str, capabilities: list[str]) -> list[str]:
+        return capabilities
+
     def _synthesize(self, cycle_id: str, capability: str, attempt: int) -> str:
         source = f"{cycle_id} {capability} {attempt}"
         digest = environment_hash(source)
