@@ -61,7 +61,7 @@ async def test_a_cycle_runs_in_order_waits_for_a_person_and_carries_on(
     assert f"cycle {done.id} is finished. It won nothing." in caplog.messages
     assert (done.state, done.summary) == (CycleState.FINISHED, SUMMARY)
     assert place.scripted.stage_runs[-2:] == ["evaluate", "report"]
-    assert len(place.scripted.stage_runs) == 13
+    assert len(place.scripted.stage_runs) == 14
     assert [adapter.name for adapter in place.control.adapters() if adapter.live] == ["alpha@v1"]
     assert kinds(place) == [
         *("start", "cycle begun", "cycle running", "cycle waiting"),

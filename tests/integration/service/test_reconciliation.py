@@ -21,7 +21,19 @@ from traced.client.models import Reason
 from traced.pipeline.reconciliation import WENT_BACK
 from traced.registry import decisions
 
-ORDER = ("collect", "analyze", "synthesize", "admit", "train", "gate", "compose", "promote", "evaluate", "report")
+ORDER = (
+    "collect",
+    "analyze",
+    "attribute",
+    "synthesize",
+    "admit",
+    "train",
+    "gate",
+    "compose",
+    "promote",
+    "evaluate",
+    "report",
+)
 
 
 def copy_of(place: Place) -> Path:
