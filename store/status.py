@@ -139,7 +139,11 @@ DECISION_OF_ACTION = {"approve-prompt": "approved", "reject-prompt": "rejected"}
 CANNOT_BEGIN_SQL = "SELECT name, cannot_begin FROM targets WHERE cannot_begin <> '' ORDER BY name"
 REQUESTED_SQL = "SELECT name, asked_for FROM targets WHERE asked_for <> '' ORDER BY name"
 PAUSED_SQL = "SELECT name, paused_by FROM targets WHERE paused_at IS NOT NULL ORDER BY name"
-TRAFFIC_SQL = "SELECT model, count(*) FROM routing_choices GROUP BY model"
+# Episodes of a collection have a choice too.
+TRAFFIC_SQL = """
+SELECT r.model, count(*) FROM routing_choices r JOIN trajectories t ON t.id = r.trajectory_id
+WHERE t.split = 'test' GROUP BY r.model
+"""
 COMPOSITIONS_SQL = "SELECT document FROM compositions ORDER BY at DESC, cycle_id"
 FITTING_SQL = "SELECT cycle_id FROM adapters GROUP BY cycle_id ORDER BY max(created_at) DESC, cycle_id"
 

@@ -80,7 +80,7 @@ class LiveStep:
         is_first: Whether that is the base model alone.
         success: The success on the test split of what is live after the cycle; None if it was not measured.
         gain: The same minus that of the incumbent, on the same test tasks; None if nothing was promoted.
-        closed: The capabilities of live adapters that the live system does not lack any more.
+        closed: The capabilities of live adapters that the analysis does not retain any more.
         left_aside: The capabilities that are not trained because their last trainings failed, with the reason.
         not_residual: Those that are not trained because other live adapters solve their tasks, with the counts.
         is_target_changed: Whether the base model does other than in an earlier cycle on the same tasks.
@@ -250,7 +250,7 @@ def step_sentence(step: LiveStep) -> str:
     elif step.success is not None:
         sentences.append(f"It goes on with {percent(step.success.rate)} on the test tasks.")
     if step.closed:
-        sentences.append(f"No longer lacking: {', '.join(step.closed)}.")
+        sentences.append(f"Closed, as the analysis does not retain them: {', '.join(step.closed)}.")
     sentences += [f"Left aside: {name}, {reason}." for name, reason in step.left_aside.items()]
     sentences += [f"Not trained again: {name} ({counts})." for name, counts in step.not_residual.items()]
     if step.is_target_changed:

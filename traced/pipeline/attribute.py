@@ -3,9 +3,8 @@
 Once adapters are live, the tasks of the incumbent's failures are played again with each live version alone, the base
 model and the incumbent, and each failure is attributed (``traced.pipeline.attribution``). Then, for each capability:
 
-- one that is retained and has no live version is trained;
-- one with a live version is trained again if at least ``RESIDUAL_SHARE`` of its failures that are no chance are those
-  of its own version; the others are examples for the router's next fit;
+- one that is retained is trained if at least ``UNSOLVED_SHARE`` of its failures that are no chance are solved by no
+  live model; the others are examples for the router's next fit;
 - one with a live version that the analysis does not retain is closed, with its gap;
 - one whose ``FAILED_TRAININGS`` last trainings on this base model, target and synthesizer did not pass their gate is
   left postponed.
@@ -50,7 +49,7 @@ from traced.rollouts.episodes import EpisodeJob
 from traced.routing.composition import MERGED
 from traced.routing.router_files import capability_of
 
-RESIDUAL_SHARE = 0.25
+UNSOLVED_SHARE = 0.25
 FAILED_TRAININGS = 2
 
 
@@ -70,9 +69,7 @@ async def attribute(context: Context, capabilities: Sequence[str]) -> list[str]:
         counts = by_capability(attributions)
         versions = versions_of(incumbent)
         skipped = {
-            name: _text(counts[name])
-            for name in capabilities
-            if name in versions and name in counts and not _is_residual(counts[name])
+            name: _text(counts[name]) for name in capabilities if name in counts and not is_worth_training(counts[name])
         }
         to_train = [name for name in capabilities if name not in postponed and name not in skipped]
         stage.detail = {
@@ -153,10 +150,10 @@ async def _solvers(
     return {row.id: models_by_task.get(row.task_id, []) for row in failures}
 
 
-def _is_residual(kinds: Mapping[Kind, int]) -> bool:
-    residual = kinds.get(Kind.RESIDUAL, 0) + kinds.get(Kind.COMPOUND, 0)
-    lasting = residual + kinds.get(Kind.ROUTING, 0) + kinds.get(Kind.NEW, 0)
-    return residual > 0 and residual >= RESIDUAL_SHARE * lasting
+def is_worth_training(kinds: Mapping[Kind, int]) -> bool:
+    """Return whether enough of a capability's failures are solved by no live model."""
+    unsolved = sum(kinds.get(kind, 0) for kind in (Kind.RESIDUAL, Kind.COMPOUND, Kind.NEW))
+    return unsolved > 0 and unsolved >= UNSOLVED_SHARE * (unsolved + kinds.get(Kind.ROUTING, 0))
 
 
 def _text(kinds: Mapping[Kind, int]) -> str:

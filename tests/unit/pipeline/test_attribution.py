@@ -5,7 +5,7 @@ from collections import Counter
 import pytest
 
 from store.types import Label, Verdict
-from traced.pipeline.attribute import _is_residual
+from traced.pipeline.attribute import is_worth_training
 from traced.pipeline.attribution import Attribution, Kind, Needs, attribute_failures, by_capability, needs_of
 
 VERSIONS = {"refunds": "refunds@v2", "dates": "dates@v1"}
@@ -58,17 +58,19 @@ def test_most_runs_decide_what_a_conversation_needed_and_lacked() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kinds", "is_residual"),
+    ("kinds", "expected"),
     [
         ({Kind.RESIDUAL: 5, Kind.ROUTING: 5}, True),
         ({Kind.RESIDUAL: 1, Kind.ROUTING: 5}, False),
         ({Kind.COMPOUND: 2, Kind.CHANCE: 20}, True),
         ({Kind.CHANCE: 20}, False),
+        ({Kind.NEW: 4, Kind.ROUTING: 10, Kind.CHANCE: 11}, True),
+        ({Kind.NEW: 3, Kind.ROUTING: 10}, False),
         ({}, False),
     ],
 )
-def test_a_version_is_trained_again_for_failures_of_its_own(kinds: dict[Kind, int], is_residual: bool) -> None:
-    assert _is_residual(Counter(kinds)) == is_residual
+def test_a_capability_is_trained_for_what_no_live_model_solves(kinds: dict[Kind, int], expected: bool) -> None:
+    assert is_worth_training(Counter(kinds)) == expected
 
 
 def test_failures_are_counted_by_the_capability_that_they_lacked() -> None:
