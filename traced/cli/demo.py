@@ -161,14 +161,14 @@ def _cycle(options: DemoOptions) -> Cycle:
         check_playable(target(settings))
     model = base_model(settings)
     settings.data_dir.mkdir(parents=True, exist_ok=True)
-    # All cycles that were asked for are there: the last one is shown again.
-    is_complete = 1 < options.cycles <= len(_finished(options))
+    is_complete = len(_finished(options)) >= options.cycles
     store = open_store(settings.store_url)
 
     def is_accepted(cycle: Cycle) -> bool:
-        if is_complete and cycle.state is CycleState.FINISHED:
-            return True
-        return options.compare and cycle.state is CycleState.FINISHED and cycle.summary.get(COMPARISON_KEY) is None
+        """Whether the last of all cycles that were asked for is shown, or compared, again."""
+        if cycle.state is not CycleState.FINISHED or not is_complete:
+            return False
+        return options.cycles > 1 or (options.compare and cycle.summary.get(COMPARISON_KEY) is None)
 
     try:
         with write_session(store) as opened_session:

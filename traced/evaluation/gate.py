@@ -4,7 +4,8 @@
     target       the target's gate split: the low bound must exceed ``target_margin`` (0: an improvement)
     regression   target tasks in which neither model exercised the capability: no loss beyond a margin
     replay       instead of the last two where no task can be played: held-out conversations, no loss beyond a margin
-    live         the environments of all live adapters, if there are any: no loss beyond ``regression_margin``
+    live         of the environments of live adapters the worst one, if there are any: no loss beyond
+                 ``regression_margin``
 
 A comparison passes (low bound above the requirement), fails (high bound below it) or is inconclusive. The gate passes
 if all comparisons pass and fails if one fails. An inconclusive gate gets further rounds of episodes for its open

@@ -83,8 +83,8 @@ def pair(base: Iterable[Trajectory], adapter: Iterable[Trajectory]) -> list[Pair
 
 
 def pair_shared(base: Iterable[Trajectory], adapter: Iterable[Trajectory]) -> list[Pair]:
-    """Return the pairs of the tasks and trials that both have, such as those of two cycles."""
-    rows = [list(base), list(adapter)]
+    """Return the pairs of the tasks and trials that both have and that were judged, such as those of two cycles."""
+    rows = [[row for row in side if row.outcome.is_judged] for side in (base, adapter)]
     keys = set.intersection(*({(row.task_id, row.trial) for row in side} for side in rows))
     return pair(*([row for row in side if (row.task_id, row.trial) in keys] for side in rows))
 

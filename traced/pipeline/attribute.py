@@ -26,6 +26,7 @@ from store.repositories.evidence import INCUMBENT
 from store.repositories.promotions import latest_gate
 from store.repositories.serving import answering_models
 from store.types import GateAnswer, Outcome, Trajectory
+from traced.core.errors import CapabilityError
 from traced.evaluation.figures import percent
 from traced.pipeline.adapter_files import serve_version
 from traced.pipeline.analyze import stored_findings
@@ -125,9 +126,15 @@ async def _solvers(
         seed = context.target.division.seed_of(row.task_id)
         if seed is not None:
             jobs[row.task_id] = EpisodeJob(seed, 0, "train", row.task_id)
+    players = [await incumbent_player(context), Player(BASE)]
     for name in incumbent.live:
-        await serve_version(context, name)
-    players = [await incumbent_player(context), Player(BASE), *(Player(name) for name in incumbent.live)]
+        try:
+            await serve_version(context, name)
+        except CapabilityError as error:
+            # One in quarantine that takes no part in the composition: the live system answers without it.
+            context.progress.note(f"{name} is not played: {error.message}")
+        else:
+            players.append(Player(name))
     stage.reach(0, total=len(jobs) * len(players))
     temperature = context.settings.engine.temperature
     models_by_task: dict[str, list[str]] = {task: [] for task in jobs}

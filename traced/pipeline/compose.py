@@ -21,6 +21,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from store.repositories.cycles import get_cycle
 from store.repositories.routers import compositions, save_composition
 from store.types import Outcome, PairedDifference, Trajectory
 from traced.config.settings import Settings
@@ -33,7 +34,7 @@ from traced.pipeline.context import Context, RunningStage
 from traced.pipeline.episodes import EPISODE_S, episodes, first_jobs, player_episodes, split_jobs
 from traced.pipeline.gate import gate, policy_of
 from traced.pipeline.gate_episodes import gate_temperature, round_jobs
-from traced.pipeline.incumbent import incumbent_of, incumbent_player, with_version
+from traced.pipeline.incumbent import current_incumbent, incumbent_of, incumbent_player, with_version
 from traced.pipeline.merged_version import RECIPES, merge_members, publish_merge, remove_merges, with_emphasis
 from traced.pipeline.mixture import members_and_live, sound
 from traced.pipeline.routers import composition_policy, routers
@@ -65,6 +66,7 @@ class Field:
         joint_versions: The versions that were trained for several capabilities.
         merges: The folder of each merged adapter that is not published, by the name that it is served under.
         adapters: The versions of this cycle that passed their gate.
+        live: The versions that are live.
     """
 
     context: Context
@@ -73,6 +75,7 @@ class Field:
     routers: Mapping[str, FallbackRouter] = field(default_factory=dict)
     merges: Mapping[str, Path] = field(default_factory=dict)
     adapters: Sequence[str] = ()
+    live: Sequence[str] = ()
 
     def candidates(self) -> list[Composition]:
         """Return the compositions of the settings, the cheapest to serve first."""
@@ -98,7 +101,8 @@ class Field:
         composition = incumbent.composition
         for name in self.adapters:
             composition = with_version(composition, name, self.context.settings.routing.router)
-        return [composition]
+        # One may have been rolled back since the cycle began.
+        return [composition] if {*composition.models} <= {*self.members, *self.live} else []
 
 
 def expected_s(settings: Settings, adapters: int) -> float:
@@ -140,7 +144,7 @@ async def _compose(context: Context, adapters: Sequence[str], joint_versions: Se
     members, live = members_and_live(context, adapters)
     for name in {*members, *live, *joint_versions}:
         await serve_version(context, name)
-    contest = Field(context, members, joint_versions, adapters=adapters)
+    contest = Field(context, members, joint_versions, adapters=adapters, live=live)
     if {"router", "turn"} & set(context.settings.composition.candidates):
         contest.routers = await routers(context, members)
     if "merged" in context.settings.composition.candidates and len(members) > 1:
@@ -300,7 +304,13 @@ async def _against_live(
 ) -> Choice:
     """Return the choice, with the best candidate against what is live on the gate split."""
     context = contest.context
-    incumbent = incumbent_of(context).composition
+    recorded_incumbent = incumbent_of(context)
+    incumbent = recorded_incumbent.composition
+    if {*recorded_incumbent.live} != {*live}:
+        # Promoted or rolled back since the cycle began: the choice must not take out of service what is live now.
+        with context.read_session() as session:
+            model = get_cycle(session, context.cycle_id).model
+            incumbent = current_incumbent(session, model, context.settings).composition
     best = ranking[0].composition
     comparison: PairedDifference | None = None
     considered = tuple(dict.fromkeys([*contest.members, *best.models, *live]))

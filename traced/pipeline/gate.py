@@ -28,6 +28,7 @@ from traced.core.errors import CapabilityError, GateError, StageError
 from traced.evaluation.figures import gate_remark, points
 from traced.evaluation.gate import REGRESSION_POWER, ComparisonName, GatePolicy, exercising_tasks, run_gate
 from traced.evaluation.intervals import Pair, pair
+from traced.evaluation.intervals import compare as compare_pairs
 from traced.pipeline.adapter_files import check_version
 from traced.pipeline.analyze import analysis_context
 from traced.pipeline.collect import collected_outcomes
@@ -223,9 +224,13 @@ class _Rounds:
         return pairs_by_comparison
 
     async def _live(self, round_number: int) -> list[Pair]:
-        """Play both sides in the environments of the live adapters."""
+        """Play both sides in the environments of the live adapters, and return the pairs of the worst one.
+
+        It is the one with the least low bound: if that rules out a loss, each of them does.
+        """
         versions = watched_versions(incumbent_of(self.context))
         jobs = watch_jobs(self.context, len(versions), round_number)
+        pairs_by_version = {}
         for version in versions:
             sides = [
                 await play_watched(
@@ -237,8 +242,8 @@ class _Rounds:
                 )
                 for player in (self.sides.baseline, self.sides.candidate)
             ]
-            pairs = self._add("live", pairs_of(version, *sides))
-        return pairs
+            pairs_by_version[version] = self._add(f"live {version}", pairs_of(version, *sides))
+        return min(pairs_by_version.values(), key=lambda pairs: compare_pairs(pairs).low)
 
     def _add(self, name: str, pairs: Sequence[Pair]) -> list[Pair]:
         self.pairs[name] = [*self.pairs.get(name, []), *pairs]

@@ -6,7 +6,7 @@ nothing. The cycle collects with the incumbent, and its candidates are compared 
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from typing import Any
 
@@ -97,7 +97,9 @@ def incumbent_of(context: Context) -> Incumbent:
         live=list(current.live),
         promoted_at=current.promoted_at.isoformat() if current.promoted_at else None,
     )
-    return current
+    with context.read_session() as session:
+        # Another process may have recorded its own at the same time: the first one holds.
+        return find_incumbent(session, context.cycle_id) or current
 
 
 def find_incumbent(session: Session, cycle_id: str) -> Incumbent | None:
@@ -125,9 +127,17 @@ def current_incumbent(session: Session, model: str, settings: Settings) -> Incum
     if not live:
         return Incumbent()
     composition = serving_composition(read_choices(compositions(session).values()), live)
-    promoted_at = max(entry.at for entry in live_adapters(session))
+    # Promotions for other targets change nothing for this one.
+    promoted_at = max(
+        (entry.at for entry in live_adapters(session) if _target_of(session, entry.adapter) == settings.target.name),
+        default=None,
+    )
     # Without a choice the router of the settings decides among all of them.
     return Incumbent(composition or Composition(tuple(live), settings.routing.router), tuple(live), promoted_at)
+
+
+def _target_of(session: Session, adapter: str) -> str:
+    return get_cycle(session, get_adapter(session, adapter).cycle_id).target
 
 
 def _model_of(session: Session, adapter: str) -> str:
@@ -183,6 +193,8 @@ def with_version(composition: Composition, adapter: str, router: str) -> Composi
     capability = capability_of(adapter)
     if capability in (MERGED, capability_of(composition.model)):
         return Composition((adapter,))
+    if capability_of(composition.default) == capability:
+        return replace(composition, models=(*composition.routed, adapter), default=adapter)
     routed = [name for name in composition.routed if capability_of(name) != capability]
     default = composition.default
     if not composition.router:

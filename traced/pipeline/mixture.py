@@ -20,6 +20,7 @@ from store.repositories.capabilities import get_capability, list_capabilities, s
 from store.repositories.cycles import get_cycle
 from store.repositories.environments import get_environment, list_admissions, save_admission, save_environment
 from store.types import AdmissionReport, Capability, Check
+from traced.config.cycle_sections import TrainingSection
 from traced.core.errors import CapabilityError
 from traced.pipeline.context import Context
 from traced.pipeline.promote import live_of_model
@@ -135,14 +136,19 @@ def _undistillable(context: Context, members: Sequence[str]) -> str:
         return "training.shard is set, and teachers need the whole base in each process"
     with context.read_session() as session:
         folders = {name: Path(get_adapter(session, name).path) for name in members}
-    for name, folder in folders.items():
-        config = json.loads((folder / "adapter_config.json").read_text("utf-8"))
-        # A teacher's matrices are used at the scale of the trained adapter.
-        for key, title, expected in (
-            ("r", "rank", training.lora_r),
-            ("lora_alpha", "lora_alpha", training.lora_alpha),
-            ("use_rslora", "use_rslora", False),
-        ):
-            if config.get(key, False) != expected:
-                return f"{name} has {title} {config.get(key)}, and the training has {expected}"
+    # A teacher's matrices are used at the scale of the trained adapter.
+    reasons = (shape_mismatch(name, folder, training) for name, folder in folders.items())
+    return next(filter(None, reasons), "")
+
+
+def shape_mismatch(name: str, folder: Path, training: TrainingSection) -> str:
+    """Return why the matrices of an adapter do not fit into one of these settings, "" if they do."""
+    config = json.loads((folder / "adapter_config.json").read_text("utf-8"))
+    for key, title, expected in (
+        ("r", "rank", training.lora_r),
+        ("lora_alpha", "lora_alpha", training.lora_alpha),
+        ("use_rslora", "use_rslora", False),
+    ):
+        if config.get(key, False) != expected:
+            return f"{name} has {title} {config.get(key)}, and the training has {expected}"
     return ""

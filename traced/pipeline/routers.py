@@ -117,6 +117,7 @@ async def composition_policy(
         routers_by_name[available(composition.router, routers_by_name)],
         turn_margin=margin,
         default=composition.default or BASE,
+        models=composition.routed,
     )
 
 

@@ -53,11 +53,11 @@ def live_before(session: Session, cycle_id: str, arms: Arms) -> Sequence[Traject
     incumbent = find_incumbent(session, cycle_id) or Incumbent()
     if incumbent.is_base:
         return arms.get(BASE, ())
-    return _earlier_live_arm(session, get_cycle(session, cycle_id))
+    return _earlier_live_arm(session, get_cycle(session, cycle_id), incumbent)
 
 
-def _earlier_live_arm(session: Session, cycle: Cycle) -> list[Trajectory]:
-    """Return the test episodes of the live system after the newest earlier cycle that has some."""
+def _earlier_live_arm(session: Session, cycle: Cycle, incumbent: Incumbent) -> list[Trajectory]:
+    """Return the test episodes of this live system from the newest earlier cycle that has some."""
     for earlier in list_cycles(session, target=cycle.target):
         if earlier.model != cycle.model or earlier.id == cycle.id or earlier.created_at > cycle.created_at:
             continue
@@ -67,7 +67,8 @@ def _earlier_live_arm(session: Session, cycle: Cycle) -> list[Trajectory]:
             arms.setdefault(trajectory.model, []).append(trajectory)
         # Where one adapter answers for all, its episodes are those of the composition.
         composition: dict[str, Any] = earlier.summary.get("composition") or {}
-        arm = arms.get(ROUTED) or arms.get(str(composition.get("serving")))
-        if arm:
+        serving = str(composition.get("serving"))
+        arm = arms.get(ROUTED) or arms.get(serving)
+        if arm and serving == incumbent.composition.name:
             return arm
     return []

@@ -40,7 +40,7 @@ from traced.core.ownership import sandbox_owner
 from traced.core.seeds import derive_seed
 from traced.inference.adapter_base import record_base
 from traced.pipeline.context import Context
-from traced.pipeline.mixture import DISTILLED, MIXTURE, TRAININGS, members_of
+from traced.pipeline.mixture import DISTILLED, MIXTURE, TRAININGS, members_of, shape_mismatch, sound
 from traced.registry.publication import publish
 from traced.rollouts.step_limit import step_timeout_s, user_wait_s
 from traced.routing.composition import MERGED
@@ -282,9 +282,15 @@ def start_folder(context: Context, capability: str) -> str:
 
     if context.settings.training.start == "fresh":
         return ""
-    live = [name for name in incumbent_of(context).live if capability_of(name) == capability]
+    live = sound(context, [name for name in incumbent_of(context).live if capability_of(name) == capability])
+    if not live:
+        return ""
     with context.read_session() as session:
-        return get_adapter(session, live[0]).path if live else ""
+        folder = Path(get_adapter(session, live[0]).path)
+    if reason := shape_mismatch(live[0], folder, context.settings.training):
+        context.progress.note(f"{capability} begins with new weights: {reason}")
+        return ""
+    return str(folder)
 
 
 def _begin(context: Context, job: TrainingJob, environment: str) -> None:

@@ -1,8 +1,8 @@
 """The regression watch: the environments of all live adapters, played by the live system.
 
-In every cycle the incumbent plays gate seeds of the environment of each live version, ``gate.seeds`` in all, and is
+In every cycle the incumbent plays gate seeds of the environment of each live version, and is
 compared with the live system of the newest earlier cycle on the same seeds. A gate plays them with its candidate too,
-and passes only if that rules out a loss of ``gate.regression_margin`` against the incumbent.
+and passes only if in each of them a loss of ``gate.regression_margin`` against the incumbent is ruled out.
 """
 
 from collections.abc import Callable, Sequence
@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from store.repositories.adapters import get_adapter
 from store.repositories.cycles import get_cycle, list_cycles, list_stage_events
 from store.repositories.environments import get_environment
-from store.repositories.evidence import INCUMBENT
+from store.repositories.evidence import INCUMBENT, gate_models
 from store.repositories.trajectories import TrajectoryFilter, list_trajectories
 from store.types import JsonObject, Trajectory
 from traced.evaluation.figures import points
@@ -19,7 +19,7 @@ from traced.evaluation.intervals import Interval, Pair, compare, pair, pair_shar
 from traced.pipeline.context import Context
 from traced.pipeline.episodes import Player, player_episodes, seed_jobs
 from traced.pipeline.gate_episodes import GATE_SEEDS, gate_temperature
-from traced.pipeline.incumbent import Incumbent, incumbent_of, incumbent_player
+from traced.pipeline.incumbent import Incumbent, find_incumbent, incumbent_of, incumbent_player
 from traced.rollouts.episodes import EpisodeJob
 from traced.routing.composition import MERGED
 from traced.routing.router_files import capability_of
@@ -61,7 +61,8 @@ def watched_versions(incumbent: Incumbent) -> list[str]:
 def watch_jobs(context: Context, environments: int, round_number: int) -> list[EpisodeJob]:
     """Return a round's episodes in each of so many environments; rounds never share seeds."""
     settings = context.settings.gate
-    seeds = -(-settings.seeds // environments)
+    # Each environment is judged for itself, so it needs enough seeds of its own.
+    seeds = max(-(-settings.seeds // environments), settings.seeds // 2)
     start = GATE_SEEDS + (round_number - 1) * seeds
     return seed_jobs(range(start, start + seeds), settings.trials)
 
@@ -103,15 +104,25 @@ async def watch(context: Context, tick: Callable[[Trajectory | None], None]) -> 
 
 
 def _earlier(context: Context, adapter: str) -> tuple[str, list[Trajectory]]:
-    """Return the newest earlier cycle whose live system played this version's environment, and its episodes."""
+    """Return the newest earlier cycle that measured the live system with this version, and its episodes.
+
+    Before the first watch it is the cycle of the version, whose gate played the system with it.
+    """
     temperature = gate_temperature(context.target, context.settings)
     with context.read_session() as session:
-        source = f"env:{get_adapter(session, adapter).environment_hash[:12]}"
+        version = get_adapter(session, adapter)
+        source = f"env:{version.environment_hash[:12]}"
         current = get_cycle(session, context.cycle_id)
         for cycle in list_cycles(session, target=current.target):
             if cycle.model != current.model or cycle.id == current.id or cycle.created_at > current.created_at:
                 continue
-            criteria = TrajectoryFilter(source=source, model=INCUMBENT, cycle_id=cycle.id)
+            if cycle.id == version.cycle_id:
+                model = gate_models(session, version)[1]
+            elif adapter in (find_incumbent(session, cycle.id) or Incumbent()).live:
+                model = INCUMBENT
+            else:
+                continue
+            criteria = TrajectoryFilter(source=source, model=model, cycle_id=cycle.id)
             rows = [row for row in list_trajectories(session, criteria) if row.temperature == temperature]
             if rows:
                 return cycle.id, rows

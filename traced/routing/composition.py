@@ -112,8 +112,10 @@ class Choice:
         """Return what serves with these versions live; None if this choice does not decide that."""
         if not set(live) <= set(self.considered):
             return None
-        candidates = [candidate.composition for candidate in self.candidates] if self.may_serve else [self.incumbent]
-        return next((c for c in candidates if c.models and set(c.models) <= set(live)), None)
+        candidates = [candidate.composition for candidate in self.candidates] if self.may_serve else []
+        # Without a version of the best one, what was live goes on: nothing else was compared with it on gate seeds.
+        order = [*candidates[:1], self.incumbent, *candidates[1:]]
+        return next((c for c in order if c.models and set(c.models) <= set(live)), None)
 
 
 def serving_composition(choices: Iterable[Choice], live: Collection[str]) -> Composition | None:

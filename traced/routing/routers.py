@@ -11,7 +11,7 @@ import json
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -157,11 +157,13 @@ class RoutedPolicy:
         *,
         turn_margin: float | None = None,
         default: str = BASE,
+        models: Collection[str] = (),
     ) -> None:
         self.policy_of = policy_of  # the policy of a model by its name
         self.router = router
         self.turn_margin = turn_margin
         self.default = default
+        self.models = models  # those that may answer; none: all
         self._choices: OrderedDict[str, asyncio.Task[RoutingDecision]] = OrderedDict()
 
     async def complete(self, messages: list[Message], tools: list[Tool], *, seed: int) -> Completion:
@@ -187,7 +189,9 @@ class RoutedPolicy:
         decision = await asyncio.shield(self._choices[key])
         if decision.failed:
             self._choices.pop(key, None)
-        return replace(decision, model=self.default) if decision.model == BASE else decision
+        # A classifier may have classes of versions that are not live any more.
+        is_foreign = bool(self.models) and decision.model not in self.models
+        return replace(decision, model=self.default) if decision.model == BASE or is_foreign else decision
 
 
 def later_turns(messages: Sequence[Message]) -> list[list[Message]]:

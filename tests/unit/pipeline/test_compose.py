@@ -177,7 +177,8 @@ async def test_the_incumbent_plays_as_it_is_live_and_the_candidate_by_routers_ov
         incumbents.append(arguments[-1])
         return []
 
-    monkeypatch.setattr(compose, "incumbent_of", lambda _: Incumbent(start, start.models))
+    live = [A, B, *([MERGED] if MERGED in start.models else [])]
+    monkeypatch.setattr(compose, "incumbent_of", lambda _: Incumbent(start, tuple(live)))
     monkeypatch.setattr(compose, "incumbent_player", incumbent_player)
     monkeypatch.setattr(compose, "player_episodes", player_episodes)
     field, members = contest(*kinds), ("c@v1", A, B)
@@ -185,7 +186,6 @@ async def test_the_incumbent_plays_as_it_is_live_and_the_candidate_by_routers_ov
     field.members, field.routers = members, cast(Any, {"hidden-state": members} if "router" in kinds else {})
     field.adapters = ("c@v1",)
     best = Composition(members, "hidden-state") if "router" in kinds else Composition(("c@v1",))
-    live = [A, B, *([MERGED] if MERGED in start.models else [])]
     choice = await compose._against_live(field, [Candidate(best, 10, 9)], live, cast(Any, None))
     assert incumbents == ["as it is live"]
     assert plays == [(best, dict(field.routers))]
@@ -205,12 +205,15 @@ async def test_the_live_system_with_the_new_versions_is_a_candidate(monkeypatch:
             )
         ),
     )
-    field.adapters = ("c@v1",)
+    field.adapters, field.members, field.live = ("c@v1",), ("c@v1", A), (MERGED, A)
     extended = Composition(("c@v1", MERGED), "hidden-state", default=MERGED)
     assert extended in field.candidates()
     plays = recorded_plays(monkeypatch)
     assert cast(Any, await field.routers_over(extended)) == {"hidden-state": ("c@v1",)}
     assert plays == []
+    # Rolled back since the cycle began.
+    field.live = (A,)
+    assert extended not in field.candidates()
 
 
 @asynccontextmanager

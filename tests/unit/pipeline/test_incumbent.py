@@ -1,5 +1,6 @@
 """What is live when a cycle begins is recorded once, answers its episodes, and is what its candidates are added to."""
 
+import json
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -97,7 +98,12 @@ def test_a_further_version_begins_with_the_live_one_if_it_is_asked_for(tmp_path:
         second = add_cycle(context, "c2", 60)
         with context.read_session() as session:
             path = get_adapter(session, LIVE).path
+        training = context.settings.training
+        shape = {"r": training.lora_r, "lora_alpha": training.lora_alpha}
+        (Path(path) / "adapter_config.json").write_text(json.dumps(shape))
         assert start_folder(second, "date-reasoning") == (path if start == "warm" else "")
+        (Path(path) / "adapter_config.json").write_text(json.dumps(shape | {"r": 1}))
+        assert not start_folder(second, "date-reasoning")
         assert not start_folder(second, "refunds")
 
 
@@ -151,6 +157,11 @@ async def test_a_cycle_collects_with_what_is_live_and_plays_tasks_again_with_the
         (Composition(("a@v1",)), "a@v2", Composition(("a@v2",))),
         (Composition(("a@v1",)), "b@v1", Composition(("b@v1", "a@v1"), "labels", default="a@v1")),
         (Composition(("a@v1",)), "merged@v1", Composition(("merged@v1",))),
+        (
+            Composition(("b@v1", "a@v1"), "x", default="a@v1"),
+            "a@v2",
+            Composition(("b@v1", "a@v2"), "x", default="a@v2"),
+        ),
         (Composition(("a@v1", "b@v1"), "x"), "b@v2", Composition(("a@v1", "b@v2"), "x")),
         (Composition(("a@v1", "b@v1"), "x", True), "c@v1", Composition(("a@v1", "b@v1", "c@v1"), "x", True)),
         (

@@ -2,6 +2,8 @@
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
@@ -12,9 +14,12 @@ from store.repositories.trajectories import save_trajectories
 from store.types import Outcome, Trajectory
 from tests.unit.pipeline.contexts import context_with_chain
 from tests.unit.store.chain import HASH, later, trajectory
+from traced.evaluation.intervals import pair_shared
+from traced.pipeline import gate as gate_module
 from traced.pipeline import incumbent
 from traced.pipeline import watch as watch_module
 from traced.pipeline.context import Context
+from traced.pipeline.episodes import Player
 from traced.pipeline.gate_episodes import GATE_SEEDS
 from traced.pipeline.incumbent import Incumbent
 from traced.pipeline.watch import fallen_versions, pairs_of, watch, watch_jobs, watch_text, watched_versions
@@ -22,6 +27,7 @@ from traced.routing.composition import Composition
 
 LIVE = "date-reasoning@v1"
 MARGIN = 0.05
+OUTCOMES = {True: Outcome.SUCCESS, False: Outcome.FAILURE}
 
 
 def episodes(context: Context, solved_share: int) -> list[Trajectory]:
@@ -74,10 +80,43 @@ async def test_a_fall_between_two_cycles_is_shown(tmp_path: Path, monkeypatch: p
     assert texts["c4"].endswith("against c3")
 
 
-def test_the_seeds_of_a_gate_are_shared_by_the_environments(tmp_path: Path) -> None:
+def test_each_environment_has_at_least_half_of_the_seeds_of_a_gate(tmp_path: Path) -> None:
     assert watched_versions(Incumbent(live=("a@v1", "b@v2", "merged@v1"))) == ["a@v1", "b@v2"]
     with context_with_chain(tmp_path, {"gate.seeds": 10}) as context:
         rounds = [[job.seed - GATE_SEEDS for job in watch_jobs(context, 3, number)] for number in (1, 2)]
-    assert rounds == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    assert rounds == [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9]]
     rows = [trajectory("t", task_id="1"), trajectory("u", task_id="1", model="other")]
     assert [p.task_id for p in pairs_of("a@v1", rows[:1], rows[1:])] == ["a@v1 1"]
+
+
+def test_what_was_lost_to_infrastructure_is_no_pair() -> None:
+    outcomes = [Outcome.INFRASTRUCTURE] * 5 + [Outcome.SUCCESS] * 5
+    earlier = [trajectory(f"e{n}", task_id=str(n), outcome=outcome) for n, outcome in enumerate(outcomes)]
+    later_rows = [trajectory(f"l{n}", task_id=str(n), outcome=Outcome.SUCCESS) for n in range(12)]
+    assert [p.task_id for p in pair_shared(earlier, later_rows)] == ["5", "6", "7", "8", "9"]
+    assert pair_shared([], later_rows) == []
+
+
+async def test_the_worst_environment_decides_the_comparison(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A gain in the environment of one adapter does not hide a loss in that of another."""
+
+    async def play(_: object, adapter: str, player: Player, *__: object) -> list[Trajectory]:
+        solved_tasks = {("a@v1", "before"): 60, ("a@v1", "after"): 90, ("b@v1", "before"): 80, ("b@v1", "after"): 60}
+        return [
+            trajectory(
+                f"{adapter} {player.name} {n}",
+                task_id=str(n),
+                model=player.name,
+                outcome=OUTCOMES[n < solved_tasks[adapter, player.name]],
+            )
+            for n in range(100)
+        ]
+
+    monkeypatch.setattr(gate_module, "play_watched", play)
+    monkeypatch.setattr(gate_module, "watch_jobs", lambda *_: [])
+    monkeypatch.setattr(gate_module, "incumbent_of", lambda _: Incumbent(live=("a@v1", "b@v1")))
+    sides = SimpleNamespace(baseline=Player("before"), candidate=Player("after"))
+    rounds = gate_module._Rounds(cast(Any, None), cast(Any, sides), cast(Any, None), None, cast(Any, None))
+    pairs = await rounds._live(1)
+    assert {p.task_id.split()[0] for p in pairs} == {"b@v1"}
+    assert sum(p.adapter for p in pairs) == 60

@@ -68,6 +68,18 @@ def test_against_the_base_model_a_choice_serves_unless_it_failed() -> None:
     assert choice(ROUTER, answer=GateAnswer.FAIL).serving([A, B]) is None
 
 
+@pytest.mark.parametrize("answer", [GateAnswer.PASS, GateAnswer.INCONCLUSIVE])
+def test_without_its_new_version_what_was_live_goes_on(answer: GateAnswer) -> None:
+    """The third adapter is rejected or rolled back: no single adapter takes the place of the router that was live."""
+    third = Composition(("gamma@v1", A, B), "hidden-state")
+    extended = replace(choice(third, Composition((A,)), answer=answer), incumbent=ROUTER, gated=("gamma@v1",))
+    extended = replace(extended, considered=(*extended.considered, "gamma@v1"))
+    assert extended.serving([A, B, "gamma@v1"]) == third
+    assert extended.serving([A, B]) == ROUTER
+    assert extended.serving([A]) == Composition((A,))
+    assert read_choice(as_json(extended)) == extended
+
+
 def test_an_earlier_choice_serves_while_the_newest_does_not() -> None:
     failed = choice(Composition((A,)), answer=GateAnswer.FAIL)
     assert serving_composition([failed, MERGED_FIRST], [A, B]) == ROUTER

@@ -101,6 +101,9 @@ async def test_what_the_router_leaves_to_the_base_model_has_a_default() -> None:
     await RoutedPolicy(recorder.policy_of, ByWord(), default="merged@v1").complete(CONVERSATION[:2], [], seed=0)
     assert recorder.models == ["merged@v1", "a"]
     assert (await policy.route(CONVERSATION[:2])).model == "merged@v1"
+    # A class of a version that is not live any more.
+    foreign = RoutedPolicy(recorder.policy_of, ByWord(), default="merged@v1", models=("b",))
+    assert (await foreign.route(CONVERSATION[:2])).model == "merged@v1"
 
 
 def test_a_model_without_a_log_prob_is_not_compared() -> None:
