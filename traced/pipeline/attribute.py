@@ -7,13 +7,14 @@ model and the incumbent, and each failure is attributed (``traced.pipeline.attri
   live model; the others are examples for the router's next fit;
 - one with a live version that the analysis does not retain is closed, with its gap;
 - one whose ``FAILED_TRAININGS`` last trainings on this base model, target and synthesizer did not pass their gate is
-  left postponed.
+  left aside.
 
 Conversations of a recorded target cannot be played again: what answered them is compared with what they lacked.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 from sqlmodel import Session
@@ -45,7 +46,7 @@ from traced.pipeline.context import Context, RunningStage
 from traced.pipeline.episodes import BASE, Player, episodes
 from traced.pipeline.incumbent import Incumbent, incumbent_of, incumbent_player
 from traced.pipeline.train import STOPPED_BY
-from traced.pipeline.watch import WATCH, watch, watch_text
+from traced.pipeline.watch import WATCH, watch, watch_text, watched_versions
 from traced.rollouts.episodes import EpisodeJob
 from traced.routing.composition import MERGED
 from traced.routing.router_files import capability_of
@@ -68,7 +69,8 @@ async def attribute(context: Context, capabilities: Sequence[str]) -> list[str]:
         if not incumbent.is_base:
             results = await watch(context, lambda _: stage.advance(figure="environments of live adapters"))
         counts = by_capability(attributions)
-        versions = versions_of(incumbent)
+        with context.read_session() as session:
+            versions = versions_of(session, incumbent)
         skipped = {
             name: _text(counts[name]) for name in capabilities if name in counts and not is_worth_training(counts[name])
         }
@@ -91,9 +93,11 @@ async def attribute(context: Context, capabilities: Sequence[str]) -> list[str]:
     return to_train
 
 
-def versions_of(incumbent: Incumbent) -> dict[str, str]:
-    """Return the live version of each capability; merged versions have none of their own."""
-    return {capability_of(name): name for name in incumbent.live if capability_of(name) != MERGED}
+def versions_of(session: Session, incumbent: Incumbent) -> dict[str, str]:
+    """Return the live version of each capability: its own, else a merged one that has it."""
+    merged = next((name for name in incumbent.live if capability_of(name) == MERGED), "")
+    names = watched_versions(session, incumbent)
+    return {capability_of(name): name if name in incumbent.live else merged for name in names}
 
 
 async def _attributions(context: Context, incumbent: Incumbent, stage: RunningStage) -> list[Attribution]:
@@ -102,8 +106,8 @@ async def _attributions(context: Context, incumbent: Incumbent, stage: RunningSt
     with context.read_session() as session:
         needs = needs_of(list_labels(session, context.cycle_id))
         models = answering_models(session, failures)
+        versions = versions_of(session, incumbent)
     needs_by_id = {row.id: needs.get(row.id, Needs()) for row in failures}
-    versions = versions_of(incumbent)
     if context.target.is_recorded:
         solvers = {key: _other_versions(needs_by_id[key], versions, models[key]) for key in needs_by_id}
     else:
@@ -138,6 +142,10 @@ async def _solvers(
     stage.reach(0, total=len(jobs) * len(players))
     temperature = context.settings.engine.temperature
     models_by_task: dict[str, list[str]] = {task: [] for task in jobs}
+
+    def show(name: str, _: Trajectory | None) -> None:
+        stage.advance(figure=name)
+
     async with context.target_source() as source:
         for player in players:
             # The collection has episodes of the same model, task and trial at another temperature.
@@ -149,7 +157,7 @@ async def _solvers(
                 model=f"replay {player.name}",
                 temperature=temperature,
                 tokens=False,
-                tick=lambda _, name=player.name: stage.advance(figure=name),  # type: ignore[misc]
+                tick=partial(show, player.name),
             )
             for row in replays:
                 if row.outcome is Outcome.SUCCESS:

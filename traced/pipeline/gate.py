@@ -15,6 +15,7 @@ so stored episodes of the cycle have it too.
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 
 from agents.analyst.builtin import DETECTORS, label
 from sandbox.episodes import EpisodeSource
@@ -37,9 +38,9 @@ from traced.pipeline.episodes import Player, player_episodes, seed_jobs, trials_
 from traced.pipeline.findings import label_capability
 from traced.pipeline.gate_episodes import GATE_SEEDS, gate_temperature, is_replayed, round_jobs, tasks_and_trials
 from traced.pipeline.held_out_replay import HeldOutReplay, find_replay, make_replay, replay_source
-from traced.pipeline.incumbent import candidate_player, incumbent_of, incumbent_player
+from traced.pipeline.incumbent import candidate_player, incumbent_player
 from traced.pipeline.merged_version import capabilities_of
-from traced.pipeline.watch import pairs_of, play_watched, watch_jobs, watched_versions
+from traced.pipeline.watch import pairs_of, play_watched, watch_jobs, watched_by
 from traced.rollouts.episodes import EpisodeJob
 
 
@@ -47,7 +48,7 @@ async def gate(context: Context, adapter: str, minimum_rounds: int = 1) -> GateR
     """Return a passed gate result after at least ``minimum_rounds`` rounds; raise ``CapabilityError`` otherwise."""
     capability = adapter.partition("@")[0]
     replay = await make_replay(context) if context.target.is_recorded else None
-    sources = (1 if context.target.is_recorded else 2) + bool(watched_versions(incumbent_of(context)))
+    sources = (1 if context.target.is_recorded else 2) + bool(watched_by(context))
     total = 2 * sources * context.settings.gate.seeds * context.settings.gate.trials * minimum_rounds
     total += 2 * sum(len(replay.jobs(number + 1)) for number in range(minimum_rounds)) if replay else 0
     with context.stage("gate", f"Gate {adapter} ({describe(policy_of(context))[0]})", capability, total) as stage:
@@ -150,7 +151,7 @@ def policy_of(context: Context) -> GatePolicy:
         is_list=is_replayed(context.target, settings),
         plays_target=not context.target.is_recorded,
         replay_tasks=len(replay.seeds) if replay else 0,
-        live_environments=len(watched_versions(incumbent_of(context))),
+        live_environments=len(watched_by(context)),
         base_success=outcomes[Outcome.SUCCESS] / completed if completed else GatePolicy.base_success,
     )
 
@@ -228,7 +229,7 @@ class _Rounds:
 
         It is the one with the least low bound: if that rules out a loss, each of them does.
         """
-        versions = watched_versions(incumbent_of(self.context))
+        versions = watched_by(self.context)
         jobs = watch_jobs(self.context, len(versions), round_number)
         pairs_by_version = {}
         for version in versions:
@@ -238,12 +239,15 @@ class _Rounds:
                     version,
                     player,
                     jobs,
-                    lambda _, text=f"{player.name} in the environment of {version}": self.stage.advance(figure=text),  # type: ignore[misc]
+                    partial(self._show, f"{player.name} in the environment of {version}"),
                 )
                 for player in (self.sides.baseline, self.sides.candidate)
             ]
             pairs_by_version[version] = self._add(f"live {version}", pairs_of(version, *sides))
         return min(pairs_by_version.values(), key=lambda pairs: compare_pairs(pairs).low)
+
+    def _show(self, text: str, _: Trajectory | None) -> None:
+        self.stage.advance(figure=text)
 
     def _add(self, name: str, pairs: Sequence[Pair]) -> list[Pair]:
         self.pairs[name] = [*self.pairs.get(name, []), *pairs]

@@ -13,7 +13,7 @@ from typing import Any
 from sqlmodel import Session
 
 from store.records import RoutingChoice, StageState
-from store.repositories.adapters import get_adapter
+from store.repositories.adapters import get_adapter, get_training_run
 from store.repositories.cycles import get_cycle, list_stage_events
 from store.repositories.evidence import INCUMBENT, candidate_model
 from store.repositories.promotions import live_adapters, serving_adapters
@@ -134,6 +134,12 @@ def current_incumbent(session: Session, model: str, settings: Settings) -> Incum
     )
     # Without a choice the router of the settings decides among all of them.
     return Incumbent(composition or Composition(tuple(live), settings.routing.router), tuple(live), promoted_at)
+
+
+def merged_members(session: Session, adapter: str) -> list[str]:
+    """Return the versions that a merged one was made of."""
+    run = get_training_run(session, get_adapter(session, adapter).training_run_id)
+    return [str(name) for name in run.config["members"]]
 
 
 def _target_of(session: Session, adapter: str) -> str:

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 from store.records import AdapterVersion, RunState, TrainingRun
 from store.repositories.adapters import (
     get_adapter,
-    get_training_run,
     save_adapter,
     save_training_run,
     set_training_state,
@@ -22,6 +21,7 @@ from store.repositories.adapters import (
 from traced.core.files import flush
 from traced.inference.adapter_base import record_base
 from traced.pipeline.context import Context
+from traced.pipeline.incumbent import merged_members
 from traced.pipeline.mixture import store_mixture
 from traced.registry.publication import publish
 from traced.routing.composition import MERGED
@@ -157,5 +157,4 @@ def capabilities_of(context: Context, adapter: str) -> list[tuple[str, str]]:
         version = get_adapter(session, adapter)
         if version.capability != MERGED:
             return [(version.cycle_id, version.capability)]
-        members = get_training_run(session, version.training_run_id).config["members"]
-        return [(get_adapter(session, name).cycle_id, capability_of(name)) for name in members]
+        return [(get_adapter(session, name).cycle_id, capability_of(name)) for name in merged_members(session, adapter)]

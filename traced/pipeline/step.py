@@ -69,6 +69,7 @@ def _earlier_live_arm(session: Session, cycle: Cycle, incumbent: Incumbent) -> l
         composition: dict[str, Any] = earlier.summary.get("composition") or {}
         serving = str(composition.get("serving"))
         arm = arms.get(ROUTED) or arms.get(serving)
-        if arm and serving == incumbent.composition.name:
+        # Without a stored composition a router over all live versions served.
+        if arm and (not composition or serving == incumbent.composition.name):
             return arm
     return []

@@ -1,12 +1,14 @@
 """The regression watch: the environments of all live adapters, played by the live system.
 
-In every cycle the incumbent plays gate seeds of the environment of each live version, and is
-compared with the live system of the newest earlier cycle on the same seeds. A gate plays them with its candidate too,
-and passes only if in each of them a loss of ``gate.regression_margin`` against the incumbent is ruled out.
+In every cycle the incumbent plays gate seeds of the environment of each live version, and is compared with the live
+system of the newest earlier cycle on the same seeds. A gate plays them with its candidate too, and passes only if in
+each of them a loss of ``gate.regression_margin`` against the incumbent is ruled out.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+
+from sqlmodel import Session
 
 from store.repositories.adapters import get_adapter
 from store.repositories.cycles import get_cycle, list_cycles, list_stage_events
@@ -19,7 +21,7 @@ from traced.evaluation.intervals import Interval, Pair, compare, pair, pair_shar
 from traced.pipeline.context import Context
 from traced.pipeline.episodes import Player, player_episodes, seed_jobs
 from traced.pipeline.gate_episodes import GATE_SEEDS, gate_temperature
-from traced.pipeline.incumbent import Incumbent, find_incumbent, incumbent_of, incumbent_player
+from traced.pipeline.incumbent import Incumbent, find_incumbent, incumbent_of, incumbent_player, merged_members
 from traced.rollouts.episodes import EpisodeJob
 from traced.routing.composition import MERGED
 from traced.routing.router_files import capability_of
@@ -53,9 +55,23 @@ class WatchResult:
         }
 
 
-def watched_versions(incumbent: Incumbent) -> list[str]:
-    """Return the live versions whose environments are watched; those of a merged version are its members'."""
-    return [name for name in incumbent.live if capability_of(name) != MERGED]
+def watched_versions(session: Session, incumbent: Incumbent) -> list[str]:
+    """Return the versions whose environments are watched: the live ones, and for other capabilities a merge's members.
+
+    A merged version has the environments of its members.
+    """
+    versions = {capability_of(name): name for name in incumbent.live if capability_of(name) != MERGED}
+    for merged in (name for name in incumbent.live if capability_of(name) == MERGED):
+        for member in merged_members(session, merged):
+            versions.setdefault(capability_of(member), member)
+    return list(versions.values())
+
+
+def watched_by(context: Context) -> list[str]:
+    """Return the ``watched_versions`` of the context's cycle."""
+    incumbent = incumbent_of(context)
+    with context.read_session() as session:
+        return watched_versions(session, incumbent)
 
 
 def watch_jobs(context: Context, environments: int, round_number: int) -> list[EpisodeJob]:
@@ -90,7 +106,7 @@ def pairs_of(adapter: str, baseline: Sequence[Trajectory], candidate: Sequence[T
 async def watch(context: Context, tick: Callable[[Trajectory | None], None]) -> list[WatchResult]:
     """Play the environments of the live versions with the incumbent, and compare."""
     player = await incumbent_player(context)
-    versions = watched_versions(incumbent_of(context))
+    versions = watched_by(context)
     results = []
     for adapter in versions:
         jobs = watch_jobs(context, len(versions), 1)
@@ -118,7 +134,7 @@ def _earlier(context: Context, adapter: str) -> tuple[str, list[Trajectory]]:
                 continue
             if cycle.id == version.cycle_id:
                 model = gate_models(session, version)[1]
-            elif adapter in (find_incumbent(session, cycle.id) or Incumbent()).live:
+            elif adapter in watched_versions(session, find_incumbent(session, cycle.id) or Incumbent()):
                 model = INCUMBENT
             else:
                 continue

@@ -109,6 +109,26 @@ def test_only_judged_conversations_that_the_base_model_alone_answered_count_the_
     store.dispose()
 
 
+def test_conversations_of_a_live_system_count_from_its_promotion_on(tmp_path: Path) -> None:
+    store = open_store(sqlite_url(tmp_path / "traced.db"))
+    outside: dict[str, Any] = {"split": "", "cycle_id": None}
+    late, early = T0 + timedelta(hours=2), T0 - timedelta(hours=2)
+    rows: dict[str, dict[str, Any]] = {
+        "base": {"model": "base", "started_at": late},
+        "live": {"model": "dates@v1", "started_at": late},
+        "before": {"model": "base", "started_at": early},
+        "without-time": {"model": "base"},
+        "other": {"model": "dates@v2", "started_at": late},
+        "shadow": {"model": "dates@v1", "started_at": late, "end_cause": EndCause.SHADOW},
+    }
+    with write_session(store) as session:
+        save_trajectories(session, [trajectory(key, **outside, **changes) for key, changes in rows.items()])
+        models = ["base", "dates@v1"]
+        assert newest_judged_ids(session, "desk", models, limit=9, start=T0) == ["base", "live"]
+        assert newest_judged_ids(session, "desk", models, limit=9) == ["base", "before", "live", "without-time"]
+    store.dispose()
+
+
 SYSTEM, USER, AGENT = (
     {"role": role, "content": text} for role, text in (("system", "Be exact."), ("user", "Hi"), ("assistant", "Hello"))
 )

@@ -9,7 +9,7 @@ import pytest
 from store.records import Cycle, CycleState, Finding, StageState
 from store.repositories.cycles import list_stage_events, save_cycle, set_cycle_state
 from store.repositories.trajectories import save_trajectories
-from store.types import Outcome, Trajectory
+from store.types import JsonObject, Outcome, Trajectory
 from tests.unit.pipeline.contexts import context_with_chain
 from tests.unit.store.chain import later, trajectory
 from traced.evaluation.figures import CycleFigures, LiveStep, as_json, step_sentence, verdict
@@ -36,11 +36,13 @@ def episodes(cycle_id: str, model: str, successes: int) -> list[Trajectory]:
     ]
 
 
-def add(context: Context, cycle_id: str, minutes: int, rows: Sequence[Trajectory], summary: object = None) -> None:
+def add(
+    context: Context, cycle_id: str, minutes: int, rows: Sequence[Trajectory], summary: JsonObject | None = None
+) -> None:
     with context.write_session() as session:
         save_cycle(session, Cycle(cycle_id, "desk", "bundled", 0, {}, CycleState.RUNNING, later(minutes)))
         save_trajectories(session, rows)
-        set_cycle_state(session, cycle_id, CycleState.FINISHED, at=later(minutes + 1), summary=summary)  # type: ignore[arg-type]
+        set_cycle_state(session, cycle_id, CycleState.FINISHED, at=later(minutes + 1), summary=summary)
 
 
 def step_of(context: Context, cycle_id: str, rows: Sequence[Trajectory]) -> LiveStep:

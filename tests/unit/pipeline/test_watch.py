@@ -7,7 +7,8 @@ from typing import Any, cast
 
 import pytest
 
-from store.records import Cycle, CycleState, StageState
+from store.records import AdapterVersion, Cycle, CycleState, RunState, StageState, TrainingRun
+from store.repositories.adapters import save_adapter, save_training_run
 from store.repositories.cycles import save_cycle
 from store.repositories.evidence import INCUMBENT
 from store.repositories.trajectories import save_trajectories
@@ -18,12 +19,14 @@ from traced.evaluation.intervals import pair_shared
 from traced.pipeline import gate as gate_module
 from traced.pipeline import incumbent
 from traced.pipeline import watch as watch_module
+from traced.pipeline.attribute import versions_of
 from traced.pipeline.context import Context
 from traced.pipeline.episodes import Player
 from traced.pipeline.gate_episodes import GATE_SEEDS
 from traced.pipeline.incumbent import Incumbent
 from traced.pipeline.watch import fallen_versions, pairs_of, watch, watch_jobs, watch_text, watched_versions
 from traced.routing.composition import Composition
+from traced.routing.router_files import capability_of
 
 LIVE = "date-reasoning@v1"
 MARGIN = 0.05
@@ -59,7 +62,7 @@ async def test_a_fall_between_two_cycles_is_shown(tmp_path: Path, monkeypatch: p
     async def player(_: Context) -> str:
         return "live"
 
-    live = Incumbent(Composition((LIVE,)), (LIVE, "merged@v1"), later(8))
+    live = Incumbent(Composition((LIVE,)), (LIVE,), later(8))
     monkeypatch.setattr(incumbent, "current_incumbent", lambda *_: live)
     monkeypatch.setattr(watch_module, "play_watched", play)
     monkeypatch.setattr(watch_module, "incumbent_player", player)
@@ -80,8 +83,24 @@ async def test_a_fall_between_two_cycles_is_shown(tmp_path: Path, monkeypatch: p
     assert texts["c4"].endswith("against c3")
 
 
+def test_a_merged_version_has_the_environments_of_its_members(tmp_path: Path) -> None:
+    with context_with_chain(tmp_path, {}) as context, context.write_session() as session:
+        members_of: dict[str, list[str]] = {"a@v1": [], "a@v2": [], "b@v1": [], "merged@v1": ["a@v1", "b@v1"]}
+        for number, (name, members) in enumerate(members_of.items()):
+            capability, version = capability_of(name), int(name[-1])
+            run = TrainingRun(
+                f"r{number}x", "c1", capability, HASH, "bundled", 0, {"members": members}, RunState.RUNNING, later(9)
+            )
+            save_training_run(session, run)
+            save_adapter(session, AdapterVersion(name, capability, version, "/a", {}, "c1", run.id, HASH, later(9)))
+        merge_alone, with_other = Incumbent(live=("merged@v1",)), Incumbent(live=("a@v2", "merged@v1"))
+        assert watched_versions(session, merge_alone) == ["a@v1", "b@v1"]
+        assert versions_of(session, merge_alone) == {"a": "merged@v1", "b": "merged@v1"}
+        assert watched_versions(session, with_other) == ["a@v2", "b@v1"]
+        assert versions_of(session, with_other) == {"a": "a@v2", "b": "merged@v1"}
+
+
 def test_each_environment_has_at_least_half_of_the_seeds_of_a_gate(tmp_path: Path) -> None:
-    assert watched_versions(Incumbent(live=("a@v1", "b@v2", "merged@v1"))) == ["a@v1", "b@v2"]
     with context_with_chain(tmp_path, {"gate.seeds": 10}) as context:
         rounds = [[job.seed - GATE_SEEDS for job in watch_jobs(context, 3, number)] for number in (1, 2)]
     assert rounds == [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9]]
@@ -114,7 +133,7 @@ async def test_the_worst_environment_decides_the_comparison(monkeypatch: pytest.
 
     monkeypatch.setattr(gate_module, "play_watched", play)
     monkeypatch.setattr(gate_module, "watch_jobs", lambda *_: [])
-    monkeypatch.setattr(gate_module, "incumbent_of", lambda _: Incumbent(live=("a@v1", "b@v1")))
+    monkeypatch.setattr(gate_module, "watched_by", lambda _: ["a@v1", "b@v1"])
     sides = SimpleNamespace(baseline=Player("before"), candidate=Player("after"))
     rounds = gate_module._Rounds(cast(Any, None), cast(Any, sides), cast(Any, None), None, cast(Any, None))
     pairs = await rounds._live(1)

@@ -26,15 +26,18 @@ from traced.core.errors import ConfigError, StageError
 from traced.evaluation.figures import TARGET_NOT_TESTED, AdapterFigures, CycleFigures, verdict
 from traced.ingest.file_import import ImportRequest, import_file
 from traced.pipeline import analyze as analyze_module
+from traced.pipeline import incumbent
 from traced.pipeline.collect import NO_TOOL_LISTS, collect, collected, of_tool_set
 from traced.pipeline.cycles import find_cycle
 from traced.pipeline.evaluate import evaluate
 from traced.pipeline.gate import policy_of
+from traced.pipeline.incumbent import Incumbent
 from traced.pipeline.production import JUDGED_ANEW, Production, production
 from traced.pipeline.report import gather, report
 from traced.pipeline.runner import InProcessRunner
 from traced.pipeline.stages import cycle_stages
 from traced.pipeline.world import make_world
+from traced.routing.composition import Composition
 from traced.targets.conversation_target import (
     EXCLUDED,
     HELD_OUT,
@@ -143,6 +146,43 @@ async def test_a_collection_has_the_judged_conversations_that_no_adapter_answere
         with context.write_session() as session:
             save_trajectories(session, [earlier])
         assert production(context, [earlier]) == Production()
+
+
+async def test_a_later_cycle_collects_what_its_live_system_answered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    live = Incumbent(Composition(("dates@v1",)), ("dates@v1",), NOW)
+    monkeypatch.setattr(incumbent, "current_incumbent", lambda *_: live)
+    later = NOW + timedelta(hours=1)
+    groups: dict[str, tuple[range, dict[str, Any]]] = {
+        "live": (range(10, 18), {"model": "dates@v1", "started_at": later}),
+        "base": (range(20, 24), {"model": "base", "started_at": later}),
+        "before": (range(30, 38), {"model": "base", "started_at": NOW - timedelta(hours=1)}),
+        "other": (range(40, 48), {"model": "dates@v2", "started_at": later}),
+    }
+    outcomes = (Outcome.SUCCESS, Outcome.FAILURE)
+    with new_cycle(tmp_path) as context:
+        with context.write_session() as session:
+            for numbers, changes in groups.values():
+                save_trajectories(session, [conversation(n, outcomes[n % 2], **changes) for n in numbers])
+        rows = await collect(context)
+        assert {row.id for row in rows} == {f"acme-{n}" for n in (*range(10, 18), *range(20, 24))}
+        assert collected(context) == rows
+        assert {row.model for row in of_tool_set(context, rows)} == {"dates@v1", "base"}
+
+
+async def test_a_later_cycle_waits_for_conversations_after_the_promotion(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    live = Incumbent(Composition(("dates@v1",)), ("dates@v1",), NOW)
+    monkeypatch.setattr(incumbent, "current_incumbent", lambda *_: live)
+    outcomes = (Outcome.SUCCESS, Outcome.FAILURE)
+    early = {"model": "base", "started_at": NOW - timedelta(hours=1)}
+    with new_cycle(tmp_path) as context:
+        with context.write_session() as session:
+            save_trajectories(session, [conversation(n, outcomes[n % 2], **early) for n in range(20)])
+        with pytest.raises(StageError, match="since 2026-01-01 00:00 UTC, the newest promotion"):
+            await collect(context)
 
 
 @pytest.mark.parametrize("has_lists", [False, True])
