@@ -21,12 +21,13 @@ from store.tables import CycleRow
 from tests.unit.pipeline.contexts import context_with_chain
 from tests.unit.store.chain import CYCLE, later
 from traced.cli.evidence_text import chain_lines
+from traced.config.settings import load_settings
 from traced.inference.client import Completion
 from traced.inference.policies import Policy
 from traced.pipeline import base_check, episodes, incumbent
 from traced.pipeline.collect import collect, collected
 from traced.pipeline.context import Context
-from traced.pipeline.incumbent import Incumbent, incumbent_of, with_version
+from traced.pipeline.incumbent import Incumbent, current_incumbent, incumbent_of, with_version
 from traced.pipeline.train import start_folder
 from traced.routing.composition import Composition
 from traced.scoring.evidence import OutcomeSources
@@ -92,6 +93,14 @@ def test_the_incumbent_is_recorded_once(tmp_path: Path) -> None:
             assert gate_models(session, get_adapter(session, LIVE)) == ("base", LIVE)
 
 
+def test_a_promotion_for_another_target_is_no_change_of_this_one(tmp_path: Path) -> None:
+    with context_with_chain(tmp_path, SETTINGS) as context, context.read_session() as session:
+        of_acme = current_incumbent(session, CYCLE.model, context.settings)
+        of_desk = current_incumbent(session, CYCLE.model, load_settings(tmp_path, {}))
+    assert (of_acme.live, of_acme.promoted_at) == ((LIVE,), None)
+    assert of_desk == replace(of_acme, promoted_at=later(8))
+
+
 @pytest.mark.parametrize("start", ["fresh", "warm"])
 def test_a_further_version_begins_with_the_live_one_if_it_is_asked_for(tmp_path: Path, start: str) -> None:
     with context_with_chain(tmp_path, {"training.start": start}) as context:
@@ -149,6 +158,11 @@ async def test_a_cycle_collects_with_what_is_live_and_plays_tasks_again_with_the
         with third.read_session() as session:
             check = list_stage_events(session, "c4")[-1].detail[base_check.BASE_CHECK]
         assert (check["cycle"], check["difference"]) == ("c3", 1.0)
+        # Episodes at another temperature are no comparison.
+        section = third.settings.collect.model_copy(update={"temperature": 0.5})
+        colder = replace(third, settings=third.settings.model_copy(update={"collect": section}))
+        assert base_check.repetition_of(third).cycle_id == "c3"
+        assert base_check.repetition_of(colder) == base_check.Repetition()
 
 
 @pytest.mark.parametrize(

@@ -27,13 +27,15 @@ from traced.config.settings import load_settings
 from traced.core.progress import Progress
 from traced.core.resources import Meter
 from traced.inference.model_files import ModelFiles
-from traced.pipeline import collect, production, routers
+from traced.pipeline import collect, incumbent, production, routers
 from traced.pipeline import findings as analysts
 from traced.pipeline.analyze import analyze, stored_findings
 from traced.pipeline.context import Context
 from traced.pipeline.findings import contrast_findings
+from traced.pipeline.incumbent import Incumbent
 from traced.pipeline.report import gather
 from traced.pipeline.synthesize import lacking_openings
+from traced.routing.composition import Composition
 from traced.targets.desk import demonstrate
 
 CYCLE, EPISODES = "desk-1", 90
@@ -112,11 +114,11 @@ def test_only_judged_conversations_that_the_base_model_alone_answered_count_the_
 def test_conversations_of_a_live_system_count_from_its_promotion_on(tmp_path: Path) -> None:
     store = open_store(sqlite_url(tmp_path / "traced.db"))
     outside: dict[str, Any] = {"split": "", "cycle_id": None}
-    late, early = T0 + timedelta(hours=2), T0 - timedelta(hours=2)
+    late, hours_ago = T0 + timedelta(hours=2), T0 - timedelta(hours=2)
     rows: dict[str, dict[str, Any]] = {
         "base": {"model": "base", "started_at": late},
         "live": {"model": "dates@v1", "started_at": late},
-        "before": {"model": "base", "started_at": early},
+        "before": {"model": "base", "started_at": hours_ago},
         "without-time": {"model": "base"},
         "other": {"model": "dates@v2", "started_at": late},
         "shadow": {"model": "dates@v1", "started_at": late, "end_cause": EndCause.SHADOW},
@@ -127,6 +129,23 @@ def test_conversations_of_a_live_system_count_from_its_promotion_on(tmp_path: Pa
         assert newest_judged_ids(session, "desk", models, limit=9, start=T0) == ["base", "live"]
         assert newest_judged_ids(session, "desk", models, limit=9) == ["base", "before", "live", "without-time"]
     store.dispose()
+
+
+def test_an_analysis_takes_what_the_live_system_answered_since_its_promotion(
+    context: Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    live = Incumbent(Composition(("dates@v1",)), ("dates@v1",), T0)
+    monkeypatch.setattr(incumbent, "current_incumbent", lambda *_: live)
+    hour = timedelta(hours=1)
+    report(
+        context,
+        reported_conversation(LATE, model="dates@v1", started_at=T0 + hour),
+        reported_conversation(LATE + 1, model="dates@v1", started_at=T0 - hour),
+        reported_conversation(LATE + 2, model="dates@v2", started_at=T0 + hour),
+    )
+    episodes = [demonstrate(seed, FAULTS, 1) for seed in range(3)]
+    incumbent.incumbent_of(context)
+    assert [row.id for row in production.production(context, episodes).trajectories] == [f"router-{LATE}"]
 
 
 SYSTEM, USER, AGENT = (

@@ -93,11 +93,11 @@ def test_a_merged_version_has_the_environments_of_its_members(tmp_path: Path) ->
             )
             save_training_run(session, run)
             save_adapter(session, AdapterVersion(name, capability, version, "/a", {}, "c1", run.id, HASH, later(9)))
-        merge_alone, with_other = Incumbent(live=("merged@v1",)), Incumbent(live=("a@v2", "merged@v1"))
+        merge_alone, two_live = Incumbent(live=("merged@v1",)), Incumbent(live=("a@v2", "merged@v1"))
         assert watched_versions(session, merge_alone) == ["a@v1", "b@v1"]
         assert versions_of(session, merge_alone) == {"a": "merged@v1", "b": "merged@v1"}
-        assert watched_versions(session, with_other) == ["a@v2", "b@v1"]
-        assert versions_of(session, with_other) == {"a": "a@v2", "b": "merged@v1"}
+        assert watched_versions(session, two_live) == ["a@v2", "b@v1"]
+        assert versions_of(session, two_live) == {"a": "a@v2", "b": "merged@v1"}
 
 
 def test_each_environment_has_at_least_half_of_the_seeds_of_a_gate(tmp_path: Path) -> None:

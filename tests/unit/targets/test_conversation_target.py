@@ -177,10 +177,10 @@ async def test_a_later_cycle_waits_for_conversations_after_the_promotion(
     live = Incumbent(Composition(("dates@v1",)), ("dates@v1",), NOW)
     monkeypatch.setattr(incumbent, "current_incumbent", lambda *_: live)
     outcomes = (Outcome.SUCCESS, Outcome.FAILURE)
-    early = {"model": "base", "started_at": NOW - timedelta(hours=1)}
+    old_changes = {"model": "base", "started_at": NOW - timedelta(hours=1)}
     with new_cycle(tmp_path) as context:
         with context.write_session() as session:
-            save_trajectories(session, [conversation(n, outcomes[n % 2], **early) for n in range(20)])
+            save_trajectories(session, [conversation(n, outcomes[n % 2], **old_changes) for n in range(20)])
         with pytest.raises(StageError, match="since 2026-01-01 00:00 UTC, the newest promotion"):
             await collect(context)
 
