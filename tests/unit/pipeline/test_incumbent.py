@@ -13,20 +13,24 @@ from store.database import write_session
 from store.records import Cycle, CycleState, StageState
 from store.repositories.adapters import get_adapter
 from store.repositories.cycles import list_stage_events, save_cycle
-from store.repositories.evidence import ATTRIBUTE, INCUMBENT, evidence_chain, gate_models
+from store.repositories.evidence import ATTRIBUTE, INCUMBENT, candidate_model, evidence_chain, gate_models
 from store.repositories.promotions import roll_back
 from store.repositories.serving import answering_models, list_routing
 from store.repositories.trajectories import TrajectoryFilter, list_trajectories
 from store.tables import CycleRow
+from store.types import GateResult
 from tests.unit.pipeline.contexts import context_with_chain
-from tests.unit.store.chain import CYCLE, later
+from tests.unit.store.chain import CYCLE, GATE, later
 from traced.cli.evidence_text import chain_lines
 from traced.config.settings import load_settings
+from traced.evaluation.gate import GatePolicy
 from traced.inference.client import Completion
 from traced.inference.policies import Policy
-from traced.pipeline import base_check, episodes, incumbent
+from traced.pipeline import base_check, episodes, gate, incumbent
 from traced.pipeline.collect import collect, collected
-from traced.pipeline.context import Context
+from traced.pipeline.context import Context, RunningStage
+from traced.pipeline.episodes import Player
+from traced.pipeline.gate import Sides
 from traced.pipeline.incumbent import Incumbent, current_incumbent, incumbent_of, with_version
 from traced.pipeline.train import start_folder
 from traced.routing.composition import Composition
@@ -202,3 +206,32 @@ def test_the_evidence_names_what_the_gate_compared_with_and_why_the_live_system_
         assert "attribution  failures of the live system that lacked it: 3 residual, 1 chance" in lines
         assert "gate         pass after 2 rounds against the live system (a@v1)" in lines
         assert any("target: without it 40.0 %, with it 60.0 %" in line for line in lines)
+
+
+async def test_a_gate_compares_the_live_system_with_and_without_the_version(
+    tmp_path: Path, agents: dict[str, Agent], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compared: list[tuple[Sides, GatePolicy]] = []
+
+    async def compare(
+        _: Context, name: str, sides: Sides, policy: GatePolicy, *__: object, **___: object
+    ) -> GateResult:
+        compared.append((sides, policy))
+        return replace(GATE, adapter=name)
+
+    async def routers(*_: object) -> dict[str, object]:
+        return {}
+
+    monkeypatch.setattr(gate, "compare", compare)
+    monkeypatch.setattr(incumbent, "routers", routers)
+    monkeypatch.setattr(incumbent, "live_routers", routers)
+    with context_with_chain(tmp_path, {}) as context:
+        stage = RunningStage(context.progress, "gate")
+        # In the cycle of the version nothing was live yet.
+        context.event("collect", StageState.FINISHED)
+        await gate._compare(context, LIVE, 1, stage)
+        await gate._compare(add_cycle(context, "c2", 60), LIVE, 1, stage)
+    (first, first_policy), (second, second_policy) = compared
+    assert (first.baseline, first.candidate, first_policy.live_environments) == (Player("base"), Player(LIVE), 0)
+    assert (second.baseline.name, second.candidate.name) == (INCUMBENT, candidate_model(LIVE))
+    assert second_policy.names == ("environment", "target", "regression", "live")
