@@ -8,24 +8,27 @@ import pytest
 
 from sandbox.contract import Message, Tool
 from store.database import write_session
-from store.records import AdapterVersion, Cycle, CycleState, Finding, RunState, TrainingRun
+from store.records import AdapterVersion, Cycle, CycleState, Finding, RunState, StageEvent, StageState, TrainingRun
 from store.repositories.adapters import save_adapter, save_training_run, set_training_state
 from store.repositories.capabilities import save_capabilities, save_findings, save_labels
-from store.repositories.cycles import list_stage_events, save_cycle
+from store.repositories.cycles import list_stage_events, save_cycle, save_stage_event
 from store.repositories.promotions import save_gate
 from store.types import GateAnswer, GateResult, Label, Outcome, Verdict
 from tests.unit.pipeline.contexts import context_with_chain
 from tests.unit.store.chain import CAPABILITY, HASH, later
+from traced.core.errors import CapabilityError
 from traced.inference.client import Completion
 from traced.inference.policies import Policy
 from traced.pipeline import attribute as attribute_module
 from traced.pipeline import episodes, incumbent
+from traced.pipeline.analyze import to_train
 from traced.pipeline.attribute import attribute, left_aside
 from traced.pipeline.attribution import ATTRIBUTE
 from traced.pipeline.collect import collect, collected
 from traced.pipeline.context import Context
 from traced.pipeline.incumbent import Incumbent
 from traced.pipeline.routers import misrouted
+from traced.pipeline.train import STOPPED_BY
 from traced.routing.composition import Composition
 
 DATES, SEATS = "date-reasoning@v1", "seats@v1"
@@ -94,7 +97,8 @@ def analysed(context: Context, gaps: dict[int, str]) -> None:
 async def test_what_another_adapter_solves_is_the_routers_and_the_rest_is_trained(context: Context) -> None:
     await collect(context)
     analysed(context, {2: "seats", 3: "refunds"})
-    assert await attribute(context, ["seats", "refunds"]) == ["refunds"]
+    assert to_train(context) == ["refunds", "seats"]
+    assert await attribute(context, ["seats", "refunds"]) == to_train(context) == ["refunds"]
     with context.read_session() as session:
         event = list_stage_events(session, context.cycle_id)[-1]
         solvers = misrouted(session, context.cycle_id)
@@ -118,6 +122,21 @@ async def test_what_its_own_version_still_fails_is_trained_again(context: Contex
     assert kinds.keys() == {"routing", "residual"}
 
 
+async def test_a_live_version_in_quarantine_is_not_played(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def serve(_: Context, name: str) -> None:
+        if name == SEATS:
+            raise CapabilityError("its files differ")
+
+    monkeypatch.setattr(attribute_module, "serve_version", serve)
+    await collect(context)
+    analysed(context, {2: "seats", 3: "seats"})
+    assert await attribute(context, ["seats"]) == ["seats"]
+    with context.read_session() as session:
+        kinds = list_stage_events(session, context.cycle_id)[-1].detail["kinds"]["seats"]
+    # With it, those of remainder 2 would be routing errors.
+    assert kinds.keys() == {"compound"}
+
+
 @pytest.mark.parametrize(
     ("answers", "is_left_aside"),
     [
@@ -128,6 +147,10 @@ async def test_what_its_own_version_still_fails_is_trained_again(context: Contex
         (["fail"], False),
         (["nothing to learn", "fail"], True),
         (["fail", "fail", "other synthesizer"], False),
+        (["fail", "other model", "fail"], True),
+        (["fail", "other model"], False),
+        (["fail", "stopped", "fail"], True),
+        (["fail", "stopped"], False),
         ([], False),
     ],
 )
@@ -139,7 +162,8 @@ def test_a_capability_whose_last_two_trainings_failed_is_left_aside(
             cycle_id, run_id, name = f"e{number}", f"e{number}/refunds/x", f"refunds@v{number + 1}"
             config = {"synthesis": {"synthesizer": "llm"}} if answer == "other synthesizer" else {}
             at = later(100 + number)
-            save_cycle(session, Cycle(cycle_id, "desk", "bundled", 0, config, CycleState.FINISHED, at))
+            model = "another" if answer == "other model" else "bundled"
+            save_cycle(session, Cycle(cycle_id, "desk", model, 0, config, CycleState.FINISHED, at))
             save_training_run(
                 session, TrainingRun(run_id, cycle_id, "refunds", HASH, "bundled", 0, {}, RunState.RUNNING, at)
             )
@@ -148,7 +172,10 @@ def test_a_capability_whose_last_two_trainings_failed_is_left_aside(
                 continue
             version = AdapterVersion(name, "refunds", number + 1, "/adapters", {}, cycle_id, run_id, HASH, at)
             save_adapter(session, version)
-            gate_answer = GateAnswer(answer if answer != "other synthesizer" else "fail")
+            if answer == "stopped":
+                detail = {STOPPED_BY: "Ada", "reason": ""}
+                save_stage_event(session, StageEvent(cycle_id, "train", StageState.STARTED, at, "refunds", detail))
+            gate_answer = GateAnswer.PASS if answer == "pass" else GateAnswer.FAIL
             save_gate(session, GateResult(name, gate_answer, [], 1), cycle_id=cycle_id, at=at)
         save_cycle(session, Cycle("now", "desk", "bundled", 0, {}, CycleState.RUNNING, later(900)))
         assert bool(left_aside(session, "now", "refunds")) == is_left_aside

@@ -1,7 +1,7 @@
 """Which compositions are compared after the best merge is known."""
 
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -192,6 +192,25 @@ async def test_the_incumbent_plays_as_it_is_live_and_the_candidate_by_routers_ov
     assert choice.incumbent == start
     assert choice.gated == ("c@v1",)
     assert set(choice.considered) == {*members, *live}
+
+
+async def test_what_is_live_now_goes_on_if_it_has_changed_since_the_cycle_began(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    recorded_plays(monkeypatch)
+    now = Composition((A, B), "labels")
+    monkeypatch.setattr(compose, "incumbent_of", lambda _: Incumbent(Composition((A,)), (A,)))
+    monkeypatch.setattr(compose, "current_incumbent", lambda *_: Incumbent(now, (A, B)))
+    monkeypatch.setattr(compose, "get_cycle", lambda *_: SimpleNamespace(model="bundled"))
+    field = contest("single")
+    settings = SimpleNamespace(gate=None)
+    context = SimpleNamespace(
+        target=None, settings=settings, target_source=nothing, read_session=nullcontext, cycle_id="c"
+    )
+    field.context = cast(Any, context)
+    best = Composition(("c@v1",))
+    choice = await compose._against_live(field, [Candidate(best, 10, 9)], [A, B], cast(Any, None))
+    assert choice.incumbent == now
 
 
 async def test_the_live_system_with_the_new_versions_is_a_candidate(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -211,12 +211,12 @@ def test_the_evidence_names_what_the_gate_compared_with_and_why_the_live_system_
 async def test_a_gate_compares_the_live_system_with_and_without_the_version(
     tmp_path: Path, agents: dict[str, Agent], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    compared: list[tuple[Sides, GatePolicy]] = []
+    comparisons: list[tuple[Sides, GatePolicy]] = []
 
     async def compare(
         _: Context, name: str, sides: Sides, policy: GatePolicy, *__: object, **___: object
     ) -> GateResult:
-        compared.append((sides, policy))
+        comparisons.append((sides, policy))
         return replace(GATE, adapter=name)
 
     async def routers(*_: object) -> dict[str, object]:
@@ -231,7 +231,7 @@ async def test_a_gate_compares_the_live_system_with_and_without_the_version(
         context.event("collect", StageState.FINISHED)
         await gate._compare(context, LIVE, 1, stage)
         await gate._compare(add_cycle(context, "c2", 60), LIVE, 1, stage)
-    (first, first_policy), (second, second_policy) = compared
+    (first, first_policy), (second, second_policy) = comparisons
     assert (first.baseline, first.candidate, first_policy.live_environments) == (Player("base"), Player(LIVE), 0)
     assert (second.baseline.name, second.candidate.name) == (INCUMBENT, candidate_model(LIVE))
     assert second_policy.names == ("environment", "target", "regression", "live")

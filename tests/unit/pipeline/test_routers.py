@@ -2,8 +2,11 @@
 
 import os
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 from unittest.mock import Mock
 
 import pytest
@@ -23,11 +26,20 @@ from traced.inference.model_files import ModelFiles, weights_digest
 from traced.pipeline import routers as router_stage
 from traced.pipeline.context import Context
 from traced.pipeline.gate_episodes import GATE_SEEDS
-from traced.pipeline.routers import ROUTING_SEEDS, labelled_examples, stored_classifier, target_examples
+from traced.pipeline.routers import (
+    ROUTING_SEEDS,
+    composition_policy,
+    labelled_examples,
+    live_routers,
+    stored_classifier,
+    target_examples,
+)
 from traced.pipeline.train import TRAINING_SEEDS
+from traced.routing.composition import Composition
 from traced.routing.embeddings import EmbeddingIdentity
 from traced.routing.hidden_state import as_json, read_classifier
 from traced.routing.router_files import classifier_file
+from traced.routing.routers import FallbackRouter, Route, RoutedPolicy
 
 NA, PRESENT, LACKING = Verdict.NA, Verdict.PRESENT, Verdict.LACKING
 MODELS = {"dates": "dates@v1", "tools": "tools@v2"}
@@ -203,3 +215,59 @@ def test_a_misrouted_conversation_is_an_example_of_what_solves_its_task() -> Non
     assert target_examples([trajectory("t1")], verdicts, models, {"t1": "base"}) == [("I am t1", "base")]
     assert target_examples([trajectory("t1")], verdicts, models, {"t2": "base"}) == [("I am t1", "d@v1")]
     assert target_examples([trajectory("t1")], verdicts, models, {"t1": ""}) == []
+
+
+@pytest.mark.parametrize(
+    ("has_classifier", "mismatch", "names"),
+    [
+        (True, "", ["hidden-state", "labels"]),
+        (True, "fitted on other embeddings", ["labels"]),
+        (False, "", ["labels"]),
+    ],
+)
+async def test_the_routers_of_the_live_system_are_those_of_the_traffic(
+    monkeypatch: pytest.MonkeyPatch, has_classifier: bool, mismatch: str, names: list[str]
+) -> None:
+    async def identity() -> str:
+        return "embeddings"
+
+    async def source() -> SimpleNamespace:
+        return SimpleNamespace(identity=identity)
+
+    async def engine() -> SimpleNamespace:
+        return SimpleNamespace(client=None)
+
+    classifier_and_reason = (object(), "") if has_classifier else (None, "none is fitted")
+    for name, value in {
+        "adapter_route": lambda _, name: Route(name, name, name),
+        "cycles_with_adapters": lambda _: ["c1"],
+        "base_digest": lambda *_: "digest",
+        "find_classifier": lambda *_: classifier_and_reason,
+        "refusal": lambda *_: mismatch,
+    }.items():
+        monkeypatch.setattr(router_stage, name, value)
+    context = SimpleNamespace(
+        engine=engine,
+        embedding_source=source,
+        read_session=nullcontext,
+        data_dir=Path("data"),
+        model=SimpleNamespace(path=Path("model")),
+    )
+    routers = await live_routers(cast(Any, context), ["a@v1"])
+    assert list(routers) == names
+    assert routers[names[0]].name == names[0]
+    assert ("hidden-state" in routers[names[0]].excluded) == (len(names) == 1)
+
+
+async def test_a_policy_has_no_other_models_than_its_composition() -> None:
+    async def engine() -> SimpleNamespace:
+        return SimpleNamespace(policy=None)
+
+    section = SimpleNamespace(max_tokens=1)
+    context = SimpleNamespace(
+        engine=engine, settings=SimpleNamespace(engine=section, routing=SimpleNamespace(margin=0))
+    )
+    composition = Composition(("a@v1", "merged@v1"), "labels", default="merged@v1")
+    policy = await composition_policy(cast(Any, context), composition, {"labels": FallbackRouter([])}, 0.0)
+    assert isinstance(policy, RoutedPolicy)
+    assert (policy.models, policy.default) == (("a@v1",), "merged@v1")

@@ -15,6 +15,7 @@ from tests.unit.store.chain import later, trajectory
 from traced.evaluation.figures import CycleFigures, LiveStep, as_json, step_sentence, verdict
 from traced.evaluation.report import cycles_table, summary_table
 from traced.pipeline.context import Context
+from traced.pipeline.report import gather
 from traced.pipeline.step import live_step
 from traced.routing.composition import Composition
 
@@ -74,6 +75,29 @@ def test_each_cycle_is_compared_with_what_was_live_before_it(tmp_path: Path) -> 
         assert (step.gain and step.gain.difference, step.success and step.success.rate) == (0.25, 0.75)
         assert "Live now minus live before: +25.0 [" in step_sentence(step)
         assert "Live before: a@v1." in step_sentence(step)
+
+
+def test_a_live_system_that_no_cycle_has_measured_has_no_success(tmp_path: Path) -> None:
+    """What the earlier cycle tested was rolled back since."""
+    with context_with_chain(tmp_path, {}) as context:
+        add(context, "f1", 100, [*episodes("f1", "base", 10), *episodes("f1", "a@v1", 20)], COMPOSITION)
+        add(context, "f2", 200, episodes("f2", "base", 10), {})
+        other = Context(**{**vars(context), "cycle_id": "f2"})
+        composition = asdict(Composition(("b@v1",)))
+        other.event("incumbent", StageState.FINISHED, composition=composition, live=["b@v1"], promoted_at=None)
+        assert step_of(context, "f2", episodes("f2", "base", 10)).success is None
+
+
+def test_grpo_on_the_target_is_compared_with_what_is_live_where_nothing_was_promoted(tmp_path: Path) -> None:
+    with context_with_chain(tmp_path, {}) as context:
+        add(context, "f1", 100, [*episodes("f1", "base", 10), *episodes("f1", "a@v1", 20)], COMPOSITION)
+        add(context, "f2", 200, [*episodes("f2", "base", 10), *episodes("f2", "grpo-on-target", 30)], {})
+        second = Context(**{**vars(context), "cycle_id": "f2"})
+        composition = asdict(Composition(("a@v1",)))
+        second.event("incumbent", StageState.FINISHED, composition=composition, live=["a@v1"], promoted_at=None)
+        over_direct = gather(second).over_direct
+    assert over_direct is not None
+    assert over_direct.gain.difference == -0.25
 
 
 def test_a_cycle_with_nothing_worth_training_says_why() -> None:

@@ -83,6 +83,35 @@ async def test_a_fall_between_two_cycles_is_shown(tmp_path: Path, monkeypatch: p
     assert texts["c4"].endswith("against c3")
 
 
+async def test_the_first_watch_compares_with_the_gate_of_the_version(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the cycle of the version's gate the live system had it as a candidate, and was worse without it."""
+
+    async def play(context: Context, *_: object) -> list[Trajectory]:
+        return episodes(context, 60)
+
+    async def player(_: Context) -> str:
+        return "live"
+
+    live = Incumbent(Composition((LIVE,)), (LIVE,), later(8))
+    monkeypatch.setattr(incumbent, "current_incumbent", lambda *_: live)
+    monkeypatch.setattr(watch_module, "play_watched", play)
+    monkeypatch.setattr(watch_module, "incumbent_player", player)
+    with context_with_chain(tmp_path, {}) as first:
+        with first.write_session() as session:
+            save_cycle(session, Cycle("c2", "desk", "bundled", 0, {}, CycleState.RUNNING, later(60)))
+        warm = [replace(row, id=f"warm {row.id}", temperature=1.0) for row in episodes(first, 10)]
+        base_rows = episodes(first, 20)
+        gated = [replace(row, id=f"gated {row.id}", model=LIVE) for row in episodes(first, 90)]
+        with first.write_session() as session:
+            save_trajectories(session, [*base_rows, *gated, *(replace(row, model=LIVE, trial=1) for row in warm)])
+        (result,) = await watch(replace(first, cycle_id="c2"), lambda _: None)
+    assert result.cycle_id == "c1"
+    assert result.change is not None
+    assert (result.change.pairs, round(result.change.difference, 2)) == (100, -0.3)
+
+
 def test_a_merged_version_has_the_environments_of_its_members(tmp_path: Path) -> None:
     with context_with_chain(tmp_path, {}) as context, context.write_session() as session:
         members_of: dict[str, list[str]] = {"a@v1": [], "a@v2": [], "b@v1": [], "merged@v1": ["a@v1", "b@v1"]}

@@ -1,0 +1,31 @@
+"""Routing choices of a collection name which model answered; only those of test episodes are test conversations."""
+
+from pathlib import Path
+
+from store.database import open_store, sqlite_url, write_session
+from store.records import RoutingChoice
+from store.repositories.evidence import evidence_chain
+from store.repositories.serving import answering_models, count_routed, save_routing
+from store.repositories.trajectories import get_trajectories, save_trajectories
+from store.status import store_status
+from tests.unit.store.chain import save_chain, trajectory
+
+LIVE = "date-reasoning@v1"
+
+
+def test_an_episode_of_the_collection_is_no_test_conversation(tmp_path: Path) -> None:
+    url = sqlite_url(tmp_path / "traced.db")
+    store = open_store(url)
+    with write_session(store) as session:
+        save_chain(session)
+        first_count = count_routed(session).get(LIVE, 0)
+        save_trajectories(session, [trajectory("test", split="test", task_id="900")])
+        save_routing(session, [RoutingChoice("t1", LIVE, {}, 0.0), RoutingChoice("test", LIVE, {}, 0.0)])
+        assert count_routed(session).get(LIVE, 0) == first_count + 1
+        rows = get_trajectories(session, ["t1", "t2"], tokens=False)
+        assert answering_models(session, rows) == {row.id: LIVE if row.id == "t1" else "base" for row in rows}
+        models = {row.id: row.model for row in evidence_chain(session, LIVE).trajectories}
+        assert models["t1"] == LIVE
+    (adapter,) = [row for row in store_status(url).adapters if row.name == LIVE]
+    assert adapter.conversations == first_count + 1
+    store.dispose()
