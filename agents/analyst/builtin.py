@@ -134,6 +134,17 @@ _ENTRIES: tuple[tuple[Detector, Capability], ...] = (
         ),
     ),
     (
+        detectors.detect_faithful_reports,
+        Capability(
+            name="faithful-reports",
+            title="Faithful reports",
+            description="Say about a record what the tool answered, and nothing else.",
+            when_needed="The agent says which status or kind a record has that it has read.",
+            exercised="The value is the one that the tool answered last.",
+            lacking="The tool had answered another value.",
+        ),
+    ),
+    (
         detectors.detect_repetition,
         Capability(
             name="moving-on",

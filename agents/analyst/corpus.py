@@ -9,6 +9,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from agents.analyst.claims import Categories, categories
 from agents.analyst.intents import Intents, learn_intents
 from agents.analyst.preconditions import Link, mine_links, share
 from agents.analyst.solved_trials import Trial
@@ -38,7 +39,8 @@ class Corpus:
     ``choices`` holds the values of parameters that are picked from a small set. ``copied_parameters`` take codes from
     earlier text, ``date_parameters`` ISO dates; ``described_parameters`` name records that the user described.
     ``recoverable`` are the errors after which successful conversations went on to a success of the same tool.
-    ``trials`` are the conversations of each task, sampled or not.
+    ``categories`` are the fields of records with few values. ``trials`` are the conversations of each task, sampled
+    or not.
     """
 
     declared: dict[str, Tool]
@@ -51,6 +53,7 @@ class Corpus:
     links: list[Link]
     intents: Intents
     recoverable: frozenset[ErrorKind]
+    categories: Categories
     trials: dict[str, list[Trial]]
 
     def writes(self, view: View) -> list[Call]:
@@ -90,6 +93,7 @@ def mine(views: Sequence[View], outcomes: Sequence[Outcome]) -> Corpus:
         links=mine_links(views, outcomes, kinds, declared, intents),
         intents=intents,
         recoverable=_recoverable(views, outcomes),
+        categories=categories(transcripts, kinds),
         trials={},
     )
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import date
 
+from agents.analyst.claims import claims
 from agents.analyst.corpus import Corpus, error_kind, retried
 from agents.analyst.intents import Request, refusals
 from agents.analyst.language import (
@@ -346,6 +347,19 @@ def detect_repetition(view: View, corpus: Corpus) -> Finding:
         if corpus.kinds.get(call.name) is ToolKind.WRITE and call.succeeded:
             changed = call.index
     return exercised_at(calls[-1].index)
+
+
+def detect_faithful_reports(view: View, corpus: Corpus) -> Finding:
+    """Decide whether what the agent said about records is what the tools answered (faithful reports).
+
+    Needed if the agent gave a value to a field of a record that it had read (``agents.analyst.claims``). Lacking if the
+    tool's last answer has another value.
+    """
+    stated = list(claims(view.transcript, corpus.categories, corpus.kinds))
+    wrong = [claim.index for claim in stated if not claim.is_true]
+    if wrong:
+        return lacking_at(wrong[0])
+    return exercised_at(stated[-1].index) if stated else NOT_NEEDED
 
 
 def detect_structured_reasoning(view: View, corpus: Corpus) -> Finding:

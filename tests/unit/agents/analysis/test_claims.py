@@ -1,0 +1,85 @@
+"""Reports of the agent about records, compared with the tools' answers, in a domain that the analyst has never seen."""
+
+import pytest
+
+from agents.analyst.builtin import CANDIDATES, label
+from store.types import Trajectory, Verdict
+from tests.unit.agents.analysis.library import LOAN, OK, agent, background, calls, talk, user
+
+NA, PRESENT, LACKING = Verdict.NA, Verdict.PRESENT, Verdict.LACKING
+STATES = ("active", "overdue", "on_hold")
+CAPABILITY = next(item for item in CANDIDATES if item.name == "faithful-reports")
+
+
+def lookup(loan: str, state: str) -> list[dict[str, object]]:
+    return calls("find_loan", LOAN | {"loan": loan, "state": state}, loan=loan)
+
+
+def verdict(trajectory: Trajectory, states: int = 12) -> tuple[Verdict, int | None]:
+    """Return the verdict with the states of this number of other loans known."""
+    others = [
+        talk(user("How is my loan?"), lookup(f"L{700 + n}", STATES[n % 3]), agent("Fine."), name=f"other{n}")
+        for n in range(states)
+    ]
+    (finding,) = [
+        item
+        for item in label([*background(), *others, trajectory], [CAPABILITY], run=0, seed=0)
+        if item.trajectory_id == "t"
+    ]
+    return finding.verdict, finding.message_index
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("Loan L501 is overdue.", PRESENT),
+        ("Loan L501 is active.", LACKING),
+        ("Thanks for waiting! Your loan L501 is currently active. Anything else?", LACKING),
+        ("L501: on hold", LACKING),
+        ("Loan L501 is on hold, so I cannot renew it.", LACKING),
+        ("Loan L501 is not active.", NA),
+        ("Is loan L501 active?", NA),
+        ("If loan L501 is active, I can renew it.", NA),
+        ("Loan L501 is either active or overdue.", NA),
+        ("Loan L999 is active.", NA),
+        ("It is active.", NA),
+        ("I will make L501 active.", NA),
+    ],
+)
+def test_what_the_agent_says_about_a_record_it_has_read(text: str, expected: Verdict) -> None:
+    trajectory = talk(user("What about L501?"), lookup("L501", "overdue"), agent(text))
+    assert verdict(trajectory)[0] is expected
+
+
+def test_the_message_with_the_wrong_value_decides() -> None:
+    trajectory = talk(
+        user("And L501?"), lookup("L501", "overdue"), agent("L501 is overdue."), user("Sure?"), agent("L501 is active.")
+    )
+    assert verdict(trajectory) == (LACKING, 6)
+
+
+def test_the_last_answer_counts() -> None:
+    trajectory = talk(
+        user("And L501?"), lookup("L501", "overdue"), lookup("L501", "active"), agent("Loan L501 is active.")
+    )
+    assert verdict(trajectory)[0] is PRESENT
+
+
+def test_nothing_is_claimed_after_a_change() -> None:
+    renewed = calls("renew_loan", OK, loan="L501", until="2025-06-07")
+    trajectory = talk(user("Renew L501."), lookup("L501", "overdue"), renewed, agent("Loan L501 is active."))
+    assert verdict(trajectory)[0] is NA
+    other = calls("renew_loan", OK, loan="L777", until="2025-06-07")
+    trajectory = talk(user("Renew L777."), lookup("L501", "overdue"), other, agent("Loan L501 is active."))
+    assert verdict(trajectory)[0] is LACKING
+
+
+def test_two_records_in_one_sentence_are_left_out() -> None:
+    answers = [*lookup("L501", "overdue"), *lookup("L502", "active")]
+    assert verdict(talk(user("And?"), answers, agent("Loans L501 and L502 are active.")))[0] is NA
+    assert verdict(talk(user("And?"), answers, agent("L501 is overdue. L502 is overdue.")))[0] is LACKING
+
+
+def test_a_field_with_few_answers_has_no_known_values() -> None:
+    trajectory = talk(user("What about L501?"), lookup("L501", "overdue"), agent("Loan L501 is active."))
+    assert verdict(trajectory, states=6)[0] is NA
