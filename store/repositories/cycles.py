@@ -20,6 +20,7 @@ from store.text import replace_surrogates
 from store.types import JsonObject
 
 ENDED_STATES = (CycleState.FINISHED, CycleState.FAILED, CycleState.CANCELLED)
+WATCH = "watch"  # key in the event of the attribution: what the regression watch measured
 UNFINISHED_STATES = (CycleState.RUNNING, CycleState.INTERRUPTED, CycleState.WAITING)
 
 
@@ -199,3 +200,9 @@ def _cycle(row: CycleRow) -> Cycle:
 def _target_row(session: Session, name: str) -> TargetRow:
     row = session.get(TargetRow, name)
     return TargetRow(name=name, paused_by="", last_cause="", asked_for="", cannot_begin="") if row is None else row
+
+
+def fallen_versions(session: Session, cycle_id: str) -> list[str]:
+    """Return the live versions in whose environments a cycle's regression watch saw a fall, sorted by name."""
+    rows = [row for event in list_stage_events(session, cycle_id) for row in event.detail.get(WATCH, [])]
+    return sorted({str(row["adapter"]) for row in rows if row["fallen"]})

@@ -32,7 +32,7 @@ from store.records import (
     StageState,
 )
 from store.repositories.adapters import get_adapter, quarantined_adapters
-from store.repositories.cycles import save_stage_event
+from store.repositories.cycles import fallen_versions, save_stage_event
 from store.repositories.trajectories import in_cycle
 from store.tables import (
     AdapterRow,
@@ -98,7 +98,7 @@ class AdapterState:
 
     ``gate`` and ``approval`` are the newest ones of the version, ``log`` is the promotion log of its capability.
     ``gate_events`` are the events of the cycle's gate stage, oldest first. ``live`` names the live versions of all
-    capabilities.
+    capabilities, ``fallen`` those in whose environments the live system does worse than before, by the cycle's watch.
     """
 
     version: AdapterVersion
@@ -108,6 +108,7 @@ class AdapterState:
     log: PromotionLog = field(default_factory=PromotionLog)
     gate_events: Sequence[StageEvent] = ()
     live: Sequence[str] = ()
+    fallen: Sequence[str] = ()
 
     @property
     def tag(self) -> str:
@@ -228,6 +229,7 @@ def read_adapter_state(session: Session, adapter: str, *, lock: bool = True) -> 
         _log(session, capability),
         [_stage_event(row) for row in session.exec(events.order_by(col(StageEventRow.seq)))],
         [promotion.adapter for promotion in live_adapters(session)],
+        fallen_versions(session, cycle.id),
     )
 
 

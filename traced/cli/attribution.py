@@ -4,7 +4,7 @@ from typing import Any
 
 from rich.table import Table
 
-from store.repositories.cycles import list_stage_events
+from store.repositories.cycles import WATCH, list_stage_events
 from store.types import JsonObject
 from traced.cli.current_cycle import on_cycle
 from traced.cli.options import AsJson, DataDir, Model, Overrides, Seed, Threads, read_settings
@@ -14,7 +14,6 @@ from traced.pipeline.analyze import stored_findings
 from traced.pipeline.attribute import attribute as attribute_stage
 from traced.pipeline.attribution import ATTRIBUTE, Kind
 from traced.pipeline.context import Context
-from traced.pipeline.watch import WATCH
 
 
 def attribute(

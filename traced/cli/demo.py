@@ -22,7 +22,7 @@ from sandbox.client import reap_orphans
 from sandbox.image import ensure_image
 from store.database import open_store, read_session, write_session
 from store.records import Cycle, CycleState
-from store.repositories.cycles import list_cycles, pause_target, set_cycle_state
+from store.repositories.cycles import fallen_versions, list_cycles, pause_target, set_cycle_state
 from traced.cli.options import AsJson, DataDir, Model, Overrides, Seed, Threads, read_settings
 from traced.cli.output import console, print_json, progress
 from traced.config.settings import Settings, configuration, with_defaults
@@ -41,7 +41,6 @@ from traced.pipeline.gate import figures_of, stored_gate
 from traced.pipeline.preflight import check_cycle
 from traced.pipeline.promote import decide
 from traced.pipeline.report import gather
-from traced.pipeline.watch import fallen_versions
 from traced.targets.bundled import BUNDLED
 from traced.targets.registry import check_playable, full_name, target
 
@@ -181,7 +180,8 @@ def _approver(options: DemoOptions) -> Callable[[Context, Sequence[str]], bool]:
     def approve(context: Context, adapters: Sequence[str]) -> bool:
         if not options.yes:
             return False
-        fallen = fallen_versions(context)
+        with context.read_session() as session:
+            fallen = fallen_versions(session, context.cycle_id)
         if fallen:
             context.progress.note(
                 f"--yes approves nothing: the live system has fallen in the environments of {', '.join(fallen)}"

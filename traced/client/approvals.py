@@ -222,6 +222,9 @@ class Case(Model):
 
     adapter: ApprovalView
     tag: str = Field(default="", description="identity of this state; a decision may name it")
+    fallen: list[str] = Field(
+        default=[], description="live versions in whose environments the live system does worse than before"
+    )
     live: bool
     trial: str = ""
     gates: list[GateView] = Field(description="newest first")

@@ -22,13 +22,14 @@ from sqlmodel import Session
 from store.records import Cycle, Finding, RunState
 from store.repositories.adapters import adapters_of_runs, list_training_runs
 from store.repositories.capabilities import list_labels
-from store.repositories.cycles import get_cycle, list_cycles, list_stage_events
+from store.repositories.cycles import WATCH, get_cycle, list_cycles, list_stage_events
 from store.repositories.evidence import INCUMBENT
 from store.repositories.promotions import latest_gate
 from store.repositories.serving import answering_models
 from store.types import GateAnswer, Outcome, Trajectory
 from traced.core.errors import CapabilityError
 from traced.evaluation.figures import percent
+from traced.notifications.messages import announce, live_system_fallen
 from traced.pipeline.adapter_files import serve_version
 from traced.pipeline.analyze import stored_findings
 from traced.pipeline.attribution import (
@@ -46,7 +47,7 @@ from traced.pipeline.context import Context, RunningStage
 from traced.pipeline.episodes import BASE, Player, episodes
 from traced.pipeline.incumbent import Incumbent, incumbent_of, incumbent_player
 from traced.pipeline.train import STOPPED_BY
-from traced.pipeline.watch import WATCH, watch, watch_text, watched_versions
+from traced.pipeline.watch import watch, watch_text, watched_versions
 from traced.rollouts.episodes import EpisodeJob
 from traced.routing.composition import MERGED
 from traced.routing.router_files import capability_of
@@ -89,7 +90,12 @@ async def attribute(context: Context, capabilities: Sequence[str]) -> list[str]:
             WATCH: [row.as_json(margin) for row in results],
             "attributions": [asdict(attribution) for attribution in attributions],
         }
-        stage.figure = "; ".join(filter(None, [_figure(stage.detail), watch_text(results, margin)]))
+        fall = watch_text(results, margin)
+        stage.figure = "; ".join(filter(None, [_figure(stage.detail), fall]))
+    if fall:
+        hooks = context.settings.notify.names
+        with context.write_session() as session:
+            announce(session, live_system_fallen(context.cycle_id, fall), hooks, at=context.now())
     return to_train
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from sqlmodel import Session
 
 from store.records import Cycle, StageEvent, StageState
-from store.repositories.cycles import get_cycle, list_cycles
+from store.repositories.cycles import fallen_versions, get_cycle, list_cycles
 from store.repositories.trajectories import TrajectoryFilter, list_trajectories
 from store.types import Trajectory
 from traced.evaluation.figures import BASE, ROUTED, LiveStep
@@ -18,7 +18,6 @@ from traced.evaluation.intervals import compare, pair_shared, rate
 from traced.pipeline.attribution import ATTRIBUTE
 from traced.pipeline.base_check import BASE_CHECK
 from traced.pipeline.incumbent import Incumbent, find_incumbent
-from traced.pipeline.watch import WATCH
 
 Arms = Mapping[str, Sequence[Trajectory]]
 
@@ -44,7 +43,7 @@ def live_step(session: Session, cycle_id: str, arms: Arms, events: Sequence[Stag
         left_aside=dict(attributed.get("left_aside", {})),
         not_residual=dict(attributed.get("not_residual", {})),
         is_target_changed=bool(check and check["changed"]),
-        fallen=[str(row["adapter"]) for row in attributed.get(WATCH, []) if row["fallen"]],
+        fallen=fallen_versions(session, cycle_id),
     )
 
 

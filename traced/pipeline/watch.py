@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from sqlmodel import Session
 
 from store.repositories.adapters import get_adapter
-from store.repositories.cycles import get_cycle, list_cycles, list_stage_events
+from store.repositories.cycles import get_cycle, list_cycles
 from store.repositories.environments import get_environment
 from store.repositories.evidence import INCUMBENT, gate_models
 from store.repositories.trajectories import TrajectoryFilter, list_trajectories
@@ -25,8 +25,6 @@ from traced.pipeline.incumbent import Incumbent, find_incumbent, incumbent_of, i
 from traced.rollouts.episodes import EpisodeJob
 from traced.routing.composition import MERGED
 from traced.routing.router_files import capability_of
-
-WATCH = "watch"  # key in the event of the attribution
 
 
 @dataclass(frozen=True)
@@ -143,14 +141,6 @@ def _earlier(context: Context, adapter: str) -> tuple[str, list[Trajectory]]:
             if rows:
                 return cycle.id, rows
     return "", []
-
-
-def fallen_versions(context: Context) -> list[str]:
-    """Return the live versions in whose environments this cycle's watch found a fall."""
-    with context.read_session() as session:
-        events = list_stage_events(session, context.cycle_id)
-    rows = [row for event in events for row in event.detail.get(WATCH, [])]
-    return sorted({str(row["adapter"]) for row in rows if row["fallen"]})
 
 
 def watch_text(results: Sequence[WatchResult], margin: float) -> str:

@@ -6,6 +6,9 @@ A decision may name the state that it is based on (``AdapterState.tag``); it is 
 another one by now. A decision that takes back a later one (an approval after a rollback, a rejection after an
 approval) is refused without it: it may be a repetition by somebody who does not know of the later one.
 
+An approval is also refused without it if the regression watch of the version's cycle saw a fall, so that nobody
+approves without having been shown it.
+
 A gate computes every interval for ``max_rounds`` rounds (Bonferroni, ``traced.evaluation.gate``), so more episodes can
 turn a pass into another answer but do not make a false pass likelier. While more episodes are pending, nobody can
 approve.
@@ -137,6 +140,11 @@ def decide(state: AdapterState, action: Action, request: Request, tag: str = "")
     return _repeated(state, request, changes)
 
 
+def held_text(fallen: Sequence[str]) -> str:
+    """Describe why promotions are held: the regression watch of their cycle."""
+    return f"the live system does worse than before in the environments of {', '.join(fallen)}"
+
+
 def newest_fact(state: AdapterState) -> str:
     """Describe the newest gate result, decision, promotion or rollback of a version's capability in one clause."""
     facts: list[tuple[datetime, int, str]] = []
@@ -168,6 +176,11 @@ def _repeated(state: AdapterState, request: Request, changes: list[Change] | Ref
     name, approval = state.version.name, state.approval
     if changes == [] or isinstance(changes, Refusal):
         return changes
+    if isinstance(request, Approve) and state.fallen:
+        return PromotionError(
+            f"{name} is held: {held_text(state.fallen)}",
+            hint=f"to approve it all the same, repeat it with --tag {state.tag}",
+        )
     match request:
         case Approve():
             # A trial may be changed into a larger one; a retry of the smaller one then changes nothing.

@@ -19,6 +19,7 @@ from traced.registry.decision_rules import (
     Reject,
     Request,
     decide,
+    held_text,
     newest_fact,
     time_text,
 )
@@ -49,6 +50,8 @@ def plan(session: Session, request: Request, adapter: str | None = None) -> Plan
     if isinstance(changes, Exception):
         raise changes
     lines = _gate_lines(state.gate) if isinstance(request, Approve | Reject) else []
+    if isinstance(request, Approve) and state.fallen:
+        lines.append(f"held: {held_text(state.fallen)}")
     if state.approval is not None or state.log.entries:
         lines.append(f"before: {newest_fact(state)}")
     entries = [change for change in changes if isinstance(change, Promotion)]

@@ -143,6 +143,9 @@ def status_text(case: Case, *, paused: bool = False) -> Text:
         text.append(f"  ● {'live' if case.live else case.trial}", "green")
     elif case.adapter.standing in ("rolled back", "superseded"):
         text.append(f"  ↶ {case.adapter.standing}", "yellow")
+    if case.fallen and case.adapter.standing == "waiting":
+        names = ", ".join(sanitize_line(name, 80) for name in case.fallen)
+        text.append(f"\nheld: the live system does worse than before in the environments of {names}", "bold yellow")
     last = " (the last)" if gate.rounds >= case.looks else ""
     text.append(
         f"\ngate: {gate.answer} after round {gate.rounds} of {case.looks}{last}, {_timestamp(gate.at)}", "default"

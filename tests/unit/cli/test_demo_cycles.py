@@ -48,12 +48,15 @@ def test_yes_approves_nothing_while_the_live_system_has_fallen(monkeypatch: pyte
     notes: list[str] = []
     monkeypatch.setattr(demo, "decide", lambda _, adapter, *__, **___: decisions.append(adapter))
     monkeypatch.setattr(demo, "_gate_line", lambda *_: "pass")
-    context = cast(Any, SimpleNamespace(progress=SimpleNamespace(note=notes.append)))
-    monkeypatch.setattr(demo, "fallen_versions", lambda _: ["dates@v1"])
+    context = cast(
+        Any,
+        SimpleNamespace(progress=SimpleNamespace(note=notes.append), read_session=nullcontext, cycle_id="c2"),
+    )
+    monkeypatch.setattr(demo, "fallen_versions", lambda *_: ["dates@v1"])
     assert not approve(context, ["seats@v1"])
     assert notes == ["--yes approves nothing: the live system has fallen in the environments of dates@v1"]
     assert decisions == []
-    monkeypatch.setattr(demo, "fallen_versions", lambda _: [])
+    monkeypatch.setattr(demo, "fallen_versions", lambda *_: [])
     assert approve(context, ["seats@v1"])
     assert decisions == ["seats@v1"]
 

@@ -11,14 +11,16 @@ from store.database import write_session
 from store.records import AdapterVersion, Cycle, CycleState, Finding, RunState, StageEvent, StageState, TrainingRun
 from store.repositories.adapters import save_adapter, save_training_run, set_training_state
 from store.repositories.capabilities import save_capabilities, save_findings, save_labels
-from store.repositories.cycles import list_stage_events, save_cycle, save_stage_event
-from store.repositories.promotions import save_gate
+from store.repositories.cycles import fallen_versions, list_stage_events, save_cycle, save_stage_event
+from store.repositories.promotions import read_adapter_state, save_gate
 from store.types import GateAnswer, GateResult, Label, Outcome, Verdict
 from tests.unit.pipeline.contexts import context_with_chain
 from tests.unit.store.chain import CAPABILITY, HASH, later
 from traced.core.errors import CapabilityError
+from traced.evaluation.intervals import Interval
 from traced.inference.client import Completion
 from traced.inference.policies import Policy
+from traced.notifications.messages import Message as Notification
 from traced.pipeline import attribute as attribute_module
 from traced.pipeline import episodes, incumbent
 from traced.pipeline.analyze import to_train
@@ -29,6 +31,7 @@ from traced.pipeline.context import Context
 from traced.pipeline.incumbent import Incumbent
 from traced.pipeline.routers import misrouted
 from traced.pipeline.train import STOPPED_BY
+from traced.pipeline.watch import WatchResult
 from traced.routing.composition import Composition
 
 DATES, SEATS = "date-reasoning@v1", "seats@v1"
@@ -135,6 +138,36 @@ async def test_a_live_version_in_quarantine_is_not_played(context: Context, monk
         kinds = list_stage_events(session, context.cycle_id)[-1].detail["kinds"]["seats"]
     # With it, those of remainder 2 would be routing errors.
     assert kinds.keys() == {"compound"}
+
+
+async def test_a_fall_of_the_live_system_holds_approvals_and_tells_a_person(
+    context: Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    falls = [WatchResult(DATES, 0.5, "c0", Interval(32, 32, 0.7, 0.5, -0.2, -0.3, -0.1, 0.95, 1.0)), WatchResult(SEATS, 0.9)]
+
+    async def watch(*_: object) -> list[WatchResult]:
+        return falls
+
+    messages: list[Notification] = []
+    monkeypatch.setattr(attribute_module, "watch", watch)
+    monkeypatch.setattr(attribute_module, "announce", lambda _, message, *__, **___: messages.append(message))
+    await collect(context)
+    analysed(context, {2: "seats", 3: "seats"})
+    await attribute(context, ["seats"])
+    (message,) = messages
+    assert (message.kind, message.subject) == ("live-system-fallen", context.cycle_id)
+    assert f"the live system has fallen in the environment of {DATES} -20.0 [" in message.text
+    with context.read_session() as session:
+        assert fallen_versions(session, context.cycle_id) == [DATES]
+    with context.write_session() as session:
+        at = later(100)
+        run = TrainingRun("r9", context.cycle_id, "refunds", HASH, "bundled", 0, {}, RunState.RUNNING, at)
+        save_training_run(session, run)
+        save_adapter(session, AdapterVersion("refunds@v9", "refunds", 9, "/a", {}, context.cycle_id, "r9", HASH, at))
+        assert read_adapter_state(session, "refunds@v9").fallen == [DATES]
+    falls.pop(0)
+    await attribute(context, ["seats"])
+    assert len(messages) == 1
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 
 from store.records import AdapterVersion, Cycle, CycleState, RunState, StageState, TrainingRun
 from store.repositories.adapters import save_adapter, save_training_run
-from store.repositories.cycles import save_cycle
+from store.repositories.cycles import fallen_versions, save_cycle
 from store.repositories.evidence import INCUMBENT
 from store.repositories.trajectories import save_trajectories
 from store.types import Outcome, Trajectory
@@ -24,7 +24,7 @@ from traced.pipeline.context import Context
 from traced.pipeline.episodes import Player
 from traced.pipeline.gate_episodes import GATE_SEEDS
 from traced.pipeline.incumbent import Incumbent
-from traced.pipeline.watch import fallen_versions, pairs_of, watch, watch_jobs, watch_text, watched_versions
+from traced.pipeline.watch import pairs_of, watch, watch_jobs, watch_text, watched_versions
 from traced.routing.composition import Composition
 from traced.routing.router_files import capability_of
 
@@ -77,7 +77,8 @@ async def test_a_fall_between_two_cycles_is_shown(tmp_path: Path, monkeypatch: p
             texts[cycle_id] = watch_text([result], MARGIN)
             context.event("attribute", StageState.FINISHED, watch=[result.as_json(MARGIN)])
             assert (result.adapter, result.success) == (LIVE, shares[cycle_id] / 100)
-            assert fallen_versions(context) == ([LIVE] if cycle_id == "c4" else [])
+            with context.read_session() as session:
+                assert fallen_versions(session, cycle_id) == ([LIVE] if cycle_id == "c4" else [])
     assert texts["c2"] == texts["c3"] == ""
     assert texts["c4"].startswith(f"the live system has fallen in the environment of {LIVE} -28.0 [")
     assert texts["c4"].endswith("against c3")

@@ -213,3 +213,18 @@ def test_the_same_decision_by_the_same_person_is_a_repetition() -> None:
     assert decide(UNDONE, ANN, ROLL_BACK, LIVE.tag) == []
     assert isinstance(decide(replace(UNDONE, approval=approved.approval), ANN, APPROVE, WAITING.tag), PromotionError)
     assert isinstance(decide(approved, ANN, REJECT, WAITING.tag), PromotionError)
+
+
+@pytest.mark.parametrize("request_", [APPROVE, CANARY])
+def test_after_a_fall_only_a_person_who_was_shown_it_can_approve(request_: Approve) -> None:
+    fallen = replace(WAITING, fallen=["tools@v1"])
+    answer = decide(fallen, ANN, request_)
+    assert isinstance(answer, PromotionError)
+    assert answer.message == f"{V1} is held: the live system does worse than before in the environments of tools@v1"
+    assert fallen.tag in answer.hint
+    assert summarize_changes(fallen, request_, fallen.tag) == summarize_changes(WAITING, request_)
+
+
+def test_a_fall_holds_no_rejection_and_no_repetition() -> None:
+    assert summarize_changes(replace(WAITING, fallen=["tools@v1"]), REJECT) == ["rejected on g1"]
+    assert summarize_changes(replace(LIVE, fallen=["tools@v1"]), APPROVE) == []

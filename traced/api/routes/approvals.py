@@ -98,12 +98,14 @@ def adapter_case(session: Session, adapter: str, settings: Settings) -> Case:
         raise NoSuchThing(f"the gate of {adapter} has no result yet", hint=f"traced explain {adapter}")
     cycle = get_cycle(session, version.cycle_id)
     request = pending_requests(session, cycle.id).get(adapter)
+    state = read_adapter_state(session, adapter, lock=False)
     lengths = gate_lengths(session, version, cycle)
     pairs = _pairs(session, version, cycle)
     pair_views = [_pair(split, pair) for split, group in pairs.items() for pair in group if _is_judged(pair)]
     return Case(
         adapter=approval_status(gated[0]),
-        tag=read_adapter_state(session, adapter, lock=False).tag,
+        tag=state.tag,
+        fallen=list(state.fallen),
         live=adapter in {promotion.adapter for promotion in live_adapters(session)},
         trial=next((t.promotion.state.value for t in trials(session) if t.promotion.adapter == adapter), ""),
         gates=[_gate(gate) for gate in reversed(list_gates(session, adapter))],
