@@ -63,20 +63,20 @@ def _claims_of(
         for call in conversation.calls
         if call.succeeded and call.index < message.index and kinds.get(call.name) is ToolKind.READ
     ]
-    described = {name: call for call in records for name in names & _names(call)}
+    records_by_name = {name: call for call in records for name in names & _names(call)}
     # Several identifiers: which one the value belongs to is not known.
-    if len(described) != 1:
+    if len(records_by_name) != 1:
         return
-    ((name, record),) = described.items()
+    ((name, record),) = records_by_name.items()
     if any(_changes(call, name, record, message, kinds) for call in conversation.calls):
         return
     observed = _fields(record)
     for (tool, field), values in fields.items():
         if tool == record.name and field in observed:
             mentioned = {value for value in values if _mentions(sentence, value)}
-            given = {value for value in mentioned if re.search(_COPULA + _words(value), sentence, re.IGNORECASE)}
-            if len(mentioned) == 1 and given:
-                yield Claim(message.index, observed[field] in given)
+            claim_values = {value for value in mentioned if re.search(_COPULA + _words(value), sentence, re.IGNORECASE)}
+            if len(mentioned) == 1 and claim_values:
+                yield Claim(message.index, observed[field] in claim_values)
 
 
 def _fields(call: Call) -> dict[str, str]:

@@ -355,11 +355,11 @@ def detect_faithful_reports(view: View, corpus: Corpus) -> Finding:
     Needed if the agent gave a value to a field of a record that it had read (``agents.analyst.claims``). Lacking if the
     tool's last answer has another value.
     """
-    stated = list(claims(view.transcript, corpus.categories, corpus.kinds))
-    wrong = [claim.index for claim in stated if not claim.is_true]
+    reports = list(claims(view.transcript, corpus.categories, corpus.kinds))
+    wrong = [claim.index for claim in reports if not claim.is_true]
     if wrong:
         return lacking_at(wrong[0])
-    return exercised_at(stated[-1].index) if stated else NOT_NEEDED
+    return exercised_at(reports[-1].index) if reports else NOT_NEEDED
 
 
 def detect_structured_reasoning(view: View, corpus: Corpus) -> Finding:

@@ -143,7 +143,10 @@ async def test_a_live_version_in_quarantine_is_not_played(context: Context, monk
 async def test_a_fall_of_the_live_system_holds_approvals_and_tells_a_person(
     context: Context, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    falls = [WatchResult(DATES, 0.5, "c0", Interval(32, 32, 0.7, 0.5, -0.2, -0.3, -0.1, 0.95, 1.0)), WatchResult(SEATS, 0.9)]
+    falls = [
+        WatchResult(DATES, 0.5, "c0", Interval(32, 32, 0.7, 0.5, -0.2, -0.3, -0.1, 0.95, 1.0)),
+        WatchResult(SEATS, 0.9),
+    ]
 
     async def watch(*_: object) -> list[WatchResult]:
         return falls

@@ -6,7 +6,6 @@ from agents.analyst.builtin import CANDIDATES, label
 from store.types import Trajectory, Verdict
 from tests.unit.agents.analysis.library import LOAN, OK, agent, background, calls, talk, user
 
-NA, PRESENT, LACKING = Verdict.NA, Verdict.PRESENT, Verdict.LACKING
 STATES = ("active", "overdue", "on_hold")
 CAPABILITY = next(item for item in CANDIDATES if item.name == "faithful-reports")
 
@@ -17,13 +16,13 @@ def lookup(loan: str, state: str) -> list[dict[str, object]]:
 
 def verdict(trajectory: Trajectory, states: int = 12) -> tuple[Verdict, int | None]:
     """Return the verdict with the states of this number of other loans known."""
-    others = [
+    background_talks = [
         talk(user("How is my loan?"), lookup(f"L{700 + n}", STATES[n % 3]), agent("Fine."), name=f"other{n}")
         for n in range(states)
     ]
     (finding,) = [
         item
-        for item in label([*background(), *others, trajectory], [CAPABILITY], run=0, seed=0)
+        for item in label([*background(), *background_talks, trajectory], [CAPABILITY], run=0, seed=0)
         if item.trajectory_id == "t"
     ]
     return finding.verdict, finding.message_index
@@ -32,18 +31,18 @@ def verdict(trajectory: Trajectory, states: int = 12) -> tuple[Verdict, int | No
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("Loan L501 is overdue.", PRESENT),
-        ("Loan L501 is active.", LACKING),
-        ("Thanks for waiting! Your loan L501 is currently active. Anything else?", LACKING),
-        ("L501: on hold", LACKING),
-        ("Loan L501 is on hold, so I cannot renew it.", LACKING),
-        ("Loan L501 is not active.", NA),
-        ("Is loan L501 active?", NA),
-        ("If loan L501 is active, I can renew it.", NA),
-        ("Loan L501 is either active or overdue.", NA),
-        ("Loan L999 is active.", NA),
-        ("It is active.", NA),
-        ("I will make L501 active.", NA),
+        ("Loan L501 is overdue.", Verdict.PRESENT),
+        ("Loan L501 is active.", Verdict.LACKING),
+        ("Thanks for waiting! Your loan L501 is currently active. Anything else?", Verdict.LACKING),
+        ("L501: on hold", Verdict.LACKING),
+        ("Loan L501 is on hold, so I cannot renew it.", Verdict.LACKING),
+        ("Loan L501 is not active.", Verdict.NA),
+        ("Is loan L501 active?", Verdict.NA),
+        ("If loan L501 is active, I can renew it.", Verdict.NA),
+        ("Loan L501 is either active or overdue.", Verdict.NA),
+        ("Loan L999 is active.", Verdict.NA),
+        ("It is active.", Verdict.NA),
+        ("I will make L501 active.", Verdict.NA),
     ],
 )
 def test_what_the_agent_says_about_a_record_it_has_read(text: str, expected: Verdict) -> None:
@@ -55,31 +54,31 @@ def test_the_message_with_the_wrong_value_decides() -> None:
     trajectory = talk(
         user("And L501?"), lookup("L501", "overdue"), agent("L501 is overdue."), user("Sure?"), agent("L501 is active.")
     )
-    assert verdict(trajectory) == (LACKING, 6)
+    assert verdict(trajectory) == (Verdict.LACKING, 6)
 
 
 def test_the_last_answer_counts() -> None:
     trajectory = talk(
         user("And L501?"), lookup("L501", "overdue"), lookup("L501", "active"), agent("Loan L501 is active.")
     )
-    assert verdict(trajectory)[0] is PRESENT
+    assert verdict(trajectory)[0] is Verdict.PRESENT
 
 
 def test_nothing_is_claimed_after_a_change() -> None:
     renewed = calls("renew_loan", OK, loan="L501", until="2025-06-07")
     trajectory = talk(user("Renew L501."), lookup("L501", "overdue"), renewed, agent("Loan L501 is active."))
-    assert verdict(trajectory)[0] is NA
+    assert verdict(trajectory)[0] is Verdict.NA
     other = calls("renew_loan", OK, loan="L777", until="2025-06-07")
     trajectory = talk(user("Renew L777."), lookup("L501", "overdue"), other, agent("Loan L501 is active."))
-    assert verdict(trajectory)[0] is LACKING
+    assert verdict(trajectory)[0] is Verdict.LACKING
 
 
 def test_two_records_in_one_sentence_are_left_out() -> None:
     answers = [*lookup("L501", "overdue"), *lookup("L502", "active")]
-    assert verdict(talk(user("And?"), answers, agent("Loans L501 and L502 are active.")))[0] is NA
-    assert verdict(talk(user("And?"), answers, agent("L501 is overdue. L502 is overdue.")))[0] is LACKING
+    assert verdict(talk(user("And?"), answers, agent("Loans L501 and L502 are active.")))[0] is Verdict.NA
+    assert verdict(talk(user("And?"), answers, agent("L501 is overdue. L502 is overdue.")))[0] is Verdict.LACKING
 
 
 def test_a_field_with_few_answers_has_no_known_values() -> None:
     trajectory = talk(user("What about L501?"), lookup("L501", "overdue"), agent("Loan L501 is active."))
-    assert verdict(trajectory, states=6)[0] is NA
+    assert verdict(trajectory, states=6)[0] is Verdict.NA
