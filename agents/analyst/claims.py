@@ -1,9 +1,9 @@
 """Statements of the agent about records: "Order W17 is shipped", compared with what the tools answered.
 
-A field of a record is categorical if the answers of the target's read tools have few different words in it, each of
-them often. A claim is a sentence that names one record by an identifier and gives it a value of such a field.
-Questions, conditions and negations are no claims, nor is what is said after the record was changed. Sentences are
-English.
+A field of a record is categorical if the answers of the target's read tools have at most eight different values in it,
+all of them words. A claim is a sentence that names one record by an identifier and gives it a value of such a field. It
+is true if a field that can have this value has it. Questions, conditions and negations are no claims, nor is what is
+said after the record was changed. Sentences are English.
 """
 
 import re
@@ -20,8 +20,6 @@ from agents.transcript import Call, Transcript, Utterance
 Categories = Mapping[tuple[str, str], frozenset[str]]
 _MAX_VALUES = 8
 _MIN_ANSWERS = 10
-# A rarer value may be a slip, or free text.
-_MIN_USES = 2
 _CATEGORY = re.compile(r"[A-Za-z][a-z]*([ _-][A-Za-z][a-z]*){0,2}")
 _NO_CLAIM = re.compile(r"\?|\b(if|unless|once|when|until|only|not|no longer|cannot be|whether)\b|n't\b", re.IGNORECASE)
 _COPULA = r"(?:\b(?:is|are)|:)\s+(?:(?:currently|already|now|still|in)\s+)?(?:the\s+)?"
@@ -70,13 +68,15 @@ def _claims_of(
     ((name, record),) = records_by_name.items()
     if any(_changes(call, name, record, message, kinds) for call in conversation.calls):
         return
-    observed = _fields(record)
-    for (tool, field), values in fields.items():
-        if tool == record.name and field in observed:
-            mentioned = {value for value in values if _mentions(sentence, value)}
-            claim_values = {value for value in mentioned if re.search(_COPULA + _words(value), sentence, re.IGNORECASE)}
-            if len(mentioned) == 1 and claim_values:
-                yield Claim(message.index, observed[field] in claim_values)
+    values_by_field = {field: values for (tool, field), values in fields.items() if tool == record.name}
+    # Several fields may have the value: a claim about any of them is meant.
+    observed_values: dict[str, set[str]] = defaultdict(set)
+    for field, observed in _fields(record).items():
+        mentioned = [value for value in values_by_field.get(field, ()) if _mentions(sentence, value)]
+        if len(mentioned) == 1 and re.search(_COPULA + _words(mentioned[0]), sentence, re.IGNORECASE):
+            observed_values[mentioned[0]].add(observed)
+    for value, observed_ones in observed_values.items():
+        yield Claim(message.index, value in observed_ones)
 
 
 def _fields(call: Call) -> dict[str, str]:
@@ -89,8 +89,7 @@ def _fields(call: Call) -> dict[str, str]:
 
 
 def _is_categorical(counts: Counter[str]) -> bool:
-    uses = [count for count in counts.values() if count >= _MIN_USES]
-    return 2 <= len(counts) <= _MAX_VALUES and len(uses) >= 2 and counts.total() >= _MIN_ANSWERS
+    return 2 <= len(counts) <= _MAX_VALUES and counts.total() >= _MIN_ANSWERS
 
 
 def _names(call: Call) -> set[str]:

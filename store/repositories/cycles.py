@@ -20,8 +20,8 @@ from store.text import replace_surrogates
 from store.types import JsonObject
 
 ENDED_STATES = (CycleState.FINISHED, CycleState.FAILED, CycleState.CANCELLED)
-WATCH = "watch"  # key in the event of the attribution: what the regression watch measured
 UNFINISHED_STATES = (CycleState.RUNNING, CycleState.INTERRUPTED, CycleState.WAITING)
+WATCH = "watch"  # key in the event of the attribution: what the regression watch measured
 
 
 def save_cycle(session: Session, cycle: Cycle) -> None:
@@ -193,6 +193,12 @@ def _row(session: Session, cycle_id: str) -> CycleRow:
     return row
 
 
+def fallen_versions(session: Session, cycle_id: str) -> list[str]:
+    """Return the live versions in whose environments a cycle's newest regression watch saw a fall, sorted by name."""
+    watches = [event.detail[WATCH] for event in list_stage_events(session, cycle_id) if WATCH in event.detail]
+    return sorted({str(row["adapter"]) for row in watches[-1] if row["fallen"]}) if watches else []
+
+
 def _cycle(row: CycleRow) -> Cycle:
     return Cycle(**{**row.model_dump(), "state": CycleState(row.state)})
 
@@ -200,9 +206,3 @@ def _cycle(row: CycleRow) -> Cycle:
 def _target_row(session: Session, name: str) -> TargetRow:
     row = session.get(TargetRow, name)
     return TargetRow(name=name, paused_by="", last_cause="", asked_for="", cannot_begin="") if row is None else row
-
-
-def fallen_versions(session: Session, cycle_id: str) -> list[str]:
-    """Return the live versions in whose environments a cycle's regression watch saw a fall, sorted by name."""
-    rows = [row for event in list_stage_events(session, cycle_id) for row in event.detail.get(WATCH, [])]
-    return sorted({str(row["adapter"]) for row in rows if row["fallen"]})

@@ -78,7 +78,7 @@ def canary_ended(adapter: str, seq: int, result: str, reason: str) -> Message:
 def live_system_fallen(cycle_id: str, reason: str) -> Message:
     """Return the notice that the regression watch of a cycle saw a fall, which holds the cycle's approvals."""
     text = f"Cycle {cycle_id} holds its approvals: {reason}"
-    return Message("live-system-fallen", cycle_id, text, "traced attribute", f"fallen:{cycle_id}")
+    return Message("live-system-fallen", cycle_id, text, "traced status", f"fallen:{cycle_id}")
 
 
 def announce(session: Session, message: Message, hooks: Sequence[str], *, at: datetime) -> None:

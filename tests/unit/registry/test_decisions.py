@@ -24,7 +24,7 @@ from tests.unit.registry.chain import hour, seed_adapter, seed_cycle
 from tests.unit.store.chain import FIXING
 from traced.core.errors import PromotionError, TracedError
 from traced.registry import canary
-from traced.registry.decision_rules import Action
+from traced.registry.decision_rules import Action, Approve, Reject
 from traced.registry.decisions import (
     approve,
     approve_prompt,
@@ -36,6 +36,7 @@ from traced.registry.decisions import (
     release,
     roll_back,
 )
+from traced.registry.plans import plan
 
 ADAPTER, SECOND = "error-recovery@v1", "error-recovery@v2"
 ANN = Action("ann", "local", hour(30), "looked at it")
@@ -129,6 +130,26 @@ def test_a_decision_is_stored_with_its_audit_entry_and_its_event(session: Sessio
         ("rollback", ADAPTER, "bob", "complaints"),
         ("reject", ADAPTER, "ann", "looked at it"),
     ]
+
+
+def test_after_a_fall_an_approval_names_the_state_that_shows_it(session: Session) -> None:
+    rows = [{"adapter": "dates@v1", "fallen": True}, {"adapter": "seats@v1", "fallen": False}]
+    cycle_id = read_adapter_state(session, ADAPTER).cycle.id
+    for minute, watch_rows in enumerate((rows, rows[1:], rows)):
+        save_stage_event(
+            session,
+            StageEvent(cycle_id, "attribute", StageState.FINISHED, hour(25 + minute), None, {"watch": watch_rows}),
+        )
+        # A watch that is repeated counts instead of the one before.
+        assert read_adapter_state(session, ADAPTER).fallen == (["dates@v1"] if watch_rows is rows else [])
+    with pytest.raises(
+        PromotionError, match="is held: the live system does worse than before in the environments of dates@v1"
+    ):
+        approve(session, ANN, ADAPTER)
+    proposal = plan(session, Approve(), ADAPTER)
+    assert "held: the live system does worse than before in the environments of dates@v1" in proposal.lines
+    assert not any(line.startswith("held") for line in plan(session, Reject(), ADAPTER).lines)
+    assert approve(session, ANN, ADAPTER, tag=proposal.tag).live == [ADAPTER]
 
 
 def test_repeating_a_decision_adds_nothing_and_keeps_the_first_name(session: Session) -> None:

@@ -1,12 +1,14 @@
 """The evidence for a decision: quoted failures, and the world of the environment."""
 
 from types import SimpleNamespace
+from typing import cast
 
 from rich.console import Console
 
 from tests.unit.store.chain import T0
 from traced.client.approvals import (
     CapabilityLineage,
+    Case,
     EnvironmentLineage,
     ExampleView,
     OmittedToolView,
@@ -15,7 +17,7 @@ from traced.client.approvals import (
     TrainingLineage,
     WorldView,
 )
-from tui.screens.decision import lineage
+from tui.screens.decision import lineage, status_text
 
 SHARE = ShareView(count=10, share=1.0, low=0.72, high=1.0)
 UNMEASURED = ShareView(count=0, share=0.0, low=0.0, high=1.0)
@@ -105,3 +107,17 @@ def test_the_lineage_has_examples_with_reasons_and_the_world_by_tool() -> None:
     assert lines[place + 1].endswith(": of 9 answered held out calls 10 % exact")
     assert lines[place + 1].startswith("              pay")
     assert "\x1b" not in "".join(lines)
+
+
+def test_a_pending_decision_shows_that_the_live_system_has_fallen() -> None:
+    gate = SimpleNamespace(answer="pass", rounds=1, at=T0)
+
+    def text(status: str, fallen: list[str]) -> str:
+        adapter = SimpleNamespace(name="dates@v2", standing=status, decision=None)
+        case = SimpleNamespace(adapter=adapter, gates=[gate], asked=None, live=False, trial="", looks=4, fallen=fallen)
+        return status_text(cast(Case, case)).plain
+
+    text_of_fall = "held: the live system does worse than before in the environments of seats@v1, tools@v2"
+    assert text_of_fall in text("waiting", ["seats@v1", "tools@v2"])
+    assert "held" not in text("waiting", [])
+    assert "held" not in text("not passed", ["seats@v1"])

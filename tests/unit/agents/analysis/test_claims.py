@@ -82,3 +82,17 @@ def test_two_records_in_one_sentence_are_left_out() -> None:
 def test_a_field_with_few_answers_has_no_known_values() -> None:
     trajectory = talk(user("What about L501?"), lookup("L501", "overdue"), agent("Loan L501 is active."))
     assert verdict(trajectory, states=6)[0] is Verdict.NA
+
+
+def test_a_value_of_several_fields_is_true_if_one_of_them_has_it() -> None:
+    def answer(loan: str, state: str, fine: str) -> list[dict[str, object]]:
+        return calls("find_loan", LOAN | {"loan": loan, "state": state, "fine": fine}, loan=loan)
+
+    talks = [
+        talk(user("And?"), answer(f"L{700 + n}", STATES[n % 3], STATES[n % 2]), agent("Fine."), name=f"known{n}")
+        for n in range(12)
+    ]
+    for text, expected in [("L501 is overdue.", Verdict.PRESENT), ("L501 is on hold.", Verdict.LACKING)]:
+        trajectory = talk(user("And?"), answer("L501", "active", "overdue"), agent(text))
+        findings = label([*background(), *talks, trajectory], [CAPABILITY], run=0, seed=0)
+        assert [finding.verdict for finding in findings if finding.trajectory_id == "t"] == [expected]
