@@ -56,12 +56,8 @@ def _claims_of(
     sentence: str, message: Utterance, conversation: Transcript, fields: Categories, kinds: Mapping[str, ToolKind]
 ) -> Iterator[Claim]:
     names = identifiers(sentence)
-    records = [
-        call
-        for call in conversation.calls
-        if call.succeeded and call.index < message.index and kinds.get(call.name) is ToolKind.READ
-    ]
-    records_by_name = {name: call for call in records for name in names & _names(call)}
+    calls_before = [call for call in conversation.calls if call.succeeded and call.index < message.index]
+    records_by_name = {name: call for call in calls_before for name in names & _names(call)}
     # Several identifiers: which one the value belongs to is not known.
     if len(records_by_name) != 1:
         return

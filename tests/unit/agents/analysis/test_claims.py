@@ -40,6 +40,7 @@ def verdict(trajectory: Trajectory, states: int = 12) -> tuple[Verdict, int | No
         ("Is loan L501 active?", Verdict.NA),
         ("If loan L501 is active, I can renew it.", Verdict.NA),
         ("Loan L501 is either active or overdue.", Verdict.NA),
+        ("Loan L501 is active, then overdue.", Verdict.NA),
         ("Loan L999 is active.", Verdict.NA),
         ("It is active.", Verdict.NA),
         ("I will make L501 active.", Verdict.NA),
@@ -55,6 +56,14 @@ def test_the_message_with_the_wrong_value_decides() -> None:
         user("And L501?"), lookup("L501", "overdue"), agent("L501 is overdue."), user("Sure?"), agent("L501 is active.")
     )
     assert verdict(trajectory) == (Verdict.LACKING, 6)
+    two_reports = talk(
+        user("And L501?"), lookup("L501", "overdue"), agent("L501 is active."), agent("L501 is on hold.")
+    )
+    assert verdict(two_reports) == (Verdict.LACKING, 4)
+
+
+def test_what_is_said_before_the_record_was_read_is_no_report() -> None:
+    assert verdict(talk(user("And L501?"), agent("L501 is active."), lookup("L501", "overdue")))[0] is Verdict.NA
 
 
 def test_the_last_answer_counts() -> None:
