@@ -9,8 +9,8 @@ from sqlalchemy import Engine, event
 
 from benchmarks.seeded import Seeded
 from store.database import open_store, sqlite_url, write_session
-from store.records import CycleState
-from store.repositories.cycles import set_cycle_state
+from store.records import CycleState, StageEvent, StageState
+from store.repositories.cycles import save_stage_event, set_cycle_state
 from store.repositories.trajectories import list_trajectories, save_trajectories
 from store.types import Outcome
 from tests.integration.conftest import SEEDED_AT
@@ -142,6 +142,21 @@ async def test_the_second_of_two_people_is_told_who_was_first(control: Control, 
             assert f"rejected {seeded.waiting} on 2026-03-14 at 09:" in error.message
         assert [entry.action for entry in await far.audit()] == ["reject"]
         assert (await far.approvals.case(seeded.waiting)).decisions[0].reason == "harms refunds"
+
+
+async def test_after_a_fall_only_those_who_were_shown_it_approve(
+    control: Control, path: Path, store: Engine, seeded: Seeded
+) -> None:
+    detail = {"watch": [{"adapter": seeded.live, "fallen": True}]}
+    with write_session(store) as session:
+        save_stage_event(session, StageEvent("c-0003", "attribute", StageState.FINISHED, NOW, None, detail))
+    async with serve_api(control, path) as client:
+        case = await client.approvals.case(seeded.waiting)
+        assert case.fallen == [seeded.live]
+        error = await expect_refusal(client.approve(seeded.waiting, "reads well"))
+        assert error.status == 409
+        assert f"is held: the live system does worse than before in the environments of {seeded.live}" in error.message
+        assert seeded.waiting in (await client.approvals.approve(case, "seen", "immediate")).live
 
 
 async def test_more_episodes_are_asked_for_by_operators_and_once(

@@ -75,6 +75,11 @@ def test_each_cycle_is_compared_with_what_was_live_before_it(tmp_path: Path) -> 
         assert (step.gain and step.gain.difference, step.success and step.success.rate) == (0.25, 0.75)
         assert "Live now minus live before: +25.0 [" in step_sentence(step)
         assert "Live before: a@v1." in step_sentence(step)
+        assert step.fallen == []
+        context_of.event("attribute", StageState.FINISHED, watch=[{"adapter": "a@v1", "fallen": True}])
+        assert "The live system has fallen in the environments of a@v1." in step_sentence(
+            step_of(context, "f3", second)
+        )
 
 
 def test_a_live_system_that_no_cycle_has_measured_has_no_success(tmp_path: Path) -> None:
