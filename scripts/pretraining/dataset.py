@@ -59,8 +59,14 @@ CHAT_TEMPLATE = """{%- macro arguments(call) -%}
 """
 
 
-def train_tokenizer(texts: Iterable[str], whole_words: tuple[str, ...]) -> PreTrainedTokenizerFast:
-    """Learn the merges from rendered conversations and routing prompts."""
+def train_tokenizer(
+    texts: Iterable[str], whole_words: tuple[str, ...], vocabulary: int = VOCABULARY
+) -> PreTrainedTokenizerFast:
+    """Learn the merges from rendered conversations and routing prompts.
+
+    Args:
+        vocabulary: Number of tokens.
+    """
     word_pattern = "|".join(re.escape(word) for word in sorted(whole_words, key=len, reverse=True))
     roles, label = r"\A(?:system|user|assistant|tools?)\n", "Answer:|(?<=Answer:)[A-Z]"
     pattern = rf"{roles}|{label}|[0-9]|[CIPTW](?=[0-9])|(?<![a-z_])(?:{word_pattern})(?![a-z_])"
@@ -73,7 +79,7 @@ def train_tokenizer(texts: Iterable[str], whole_words: tuple[str, ...]) -> PreTr
     )
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=VOCABULARY,
+        vocab_size=vocabulary,
         special_tokens=list(SPECIAL),
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         max_token_length=TOKEN_LENGTH,
@@ -165,12 +171,14 @@ def render_text(tokenizer: PreTrainedTokenizerFast, messages: list[dict[str, obj
     return str(tokenizer.apply_chat_template(messages, tools=tools, tokenize=False))
 
 
-def make_tokenizer(world: World, rng: random.Random, conversations: int = 2500) -> PreTrainedTokenizerFast:
-    """Return a tokenizer trained on text of the world."""
+def make_tokenizer(
+    world: World, rng: random.Random, vocabulary: int = VOCABULARY, *, conversations: int = 2500
+) -> PreTrainedTokenizerFast:
+    """Return a tokenizer of so many tokens, trained on text of the world."""
     base_tokenizer = train_tokenizer(["x"], world.whole_words)
     texts = [render_text(base_tokenizer, *world.demonstration(rng)) for _ in range(conversations)]
     texts += ["".join(text for text, _ in world.drills[ROUTING](rng)) for _ in range(conversations // 20)]
-    return train_tokenizer(texts, world.whole_words)
+    return train_tokenizer(texts, world.whole_words, vocabulary)
 
 
 def batch(

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn import functional
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
-from scripts.pretraining.dataset import IGNORED, MicroBatch, batch, make_tokenizer
+from scripts.pretraining.dataset import IGNORED, VOCABULARY, MicroBatch, batch, make_tokenizer
 from scripts.pretraining.desk_corpus import PLANTED_DEFICITS, desk
 from scripts.pretraining.textworld_corpus import textworld
 from scripts.pretraining.worlds import Stage, World
@@ -81,6 +81,7 @@ def orthogonal(matrices: Tensor) -> Tensor:
     return x.mT if tall else x
 
 
+WIDTH = 128
 BEGINNINGS = 12
 LEAST_STEPS = 50  # of a stage, before its running losses mean anything
 MATRIX_RATE = 0.03  # Muon
@@ -88,19 +89,23 @@ REST_RATE = 2.5e-3  # AdamW
 FACTS = "pretraining.json"
 
 
-def configuration(vocabulary: int) -> Qwen3Config:
-    """Return the bundled architecture; tied embeddings."""
+def configuration(vocabulary: int, width: int = WIDTH) -> Qwen3Config:
+    """Return the bundled architecture; tied embeddings.
+
+    Args:
+        width: Hidden size, a multiple of 64.
+    """
     return Qwen3Config(
         vocab_size=vocabulary,
-        hidden_size=128,
-        intermediate_size=384,
+        hidden_size=width,
+        intermediate_size=3 * width,
         num_hidden_layers=4,
-        num_attention_heads=4,
-        num_key_value_heads=2,
+        num_attention_heads=width // 32,
+        num_key_value_heads=width // 64,
         head_dim=32,
         max_position_embeddings=1024,
         tie_word_embeddings=True,
-        initializer_range=0.08,  # about 1/sqrt(hidden), the usual scale for a width of 128
+        initializer_range=0.08 * math.sqrt(WIDTH / width),  # about 1/sqrt(hidden), the usual scale
         attention_bias=False,
         bos_token_id=None,
         eos_token_id=2,
@@ -136,14 +141,25 @@ def optimizers(model: Qwen3ForCausalLM, scale: float) -> list[torch.optim.Optimi
     ]
 
 
-def pretrain(out: Path, world: World, *, seed: int, steps: int, init: Path | None = None, rows: int = 32) -> None:
+def pretrain(
+    out: Path,
+    world: World,
+    *,
+    seed: int,
+    steps: int,
+    init: Path | None = None,
+    rows: int = 32,
+    width: int = WIDTH,
+    vocabulary: int = VOCABULARY,
+) -> None:
     """Train a model on a world, with its planted deficits, and write a Hugging Face directory at ``out``.
 
     ``steps`` are those of the last stage. With ``init`` an existing bundled model learns other deficits: its
-    tokenizer is kept, the first stages are left out, the rates are lower, and 300 steps are enough.
+    tokenizer and width are kept, the first stages are left out, the rates are lower, and 300 steps are enough.
     """
     rng = random.Random(f"pretrain:{seed}")
-    course = _begin(init, world, rng, seed, rows)
+    torch.manual_seed(seed)
+    course = _further(init, world, rng, rows) if init else _begin(world, rng, rows, width, vocabulary)
     for stage in [*([] if init else [world.records]), Stage(world.last_shares, steps, decay=True)]:
         course.take(stage)
         save(course, out, seed=seed, init=init)
@@ -209,18 +225,18 @@ def _update(
     return {kind: sum(means) / len(means) for kind, means in losses_by_kind.items()}
 
 
-def _begin(init: Path | None, world: World, rng: random.Random, seed: int, rows: int) -> Course:
-    """Return a model that can look up by name: ``init``, or the first new one that learns it. Raises
-    ``RuntimeError``.
-    """
-    torch.manual_seed(seed)
-    if init is not None:
-        pretrained = PreTrainedTokenizerFast.from_pretrained(init), Qwen3ForCausalLM.from_pretrained(init)
-        return Course(*pretrained, world, rng, rows=rows, rate=0.4)
-    tokenizer = make_tokenizer(world, rng)
+def _further(init: Path, world: World, rng: random.Random, rows: int) -> Course:
+    """Return a course that goes on with an existing model."""
+    pretrained = PreTrainedTokenizerFast.from_pretrained(init), Qwen3ForCausalLM.from_pretrained(init)
+    return Course(*pretrained, world, rng, rows=rows, rate=0.4)
+
+
+def _begin(world: World, rng: random.Random, rows: int, width: int, vocabulary: int) -> Course:
+    """Return the first new model that learns to look up by name; raises ``RuntimeError``."""
+    tokenizer = make_tokenizer(world, rng, vocabulary)
     for number in range(BEGINNINGS):
         print(f"beginning {number}", flush=True)
-        course = Course(tokenizer, Qwen3ForCausalLM(configuration(len(tokenizer))), world, rng, rows=rows)
+        course = Course(tokenizer, Qwen3ForCausalLM(configuration(len(tokenizer), width)), world, rng, rows=rows)
         if all([course.take(stage) for stage in world.first_stages]):
             return course
     raise RuntimeError(f"none of {BEGINNINGS} initial weights learned to look up by name; try another --seed")
@@ -252,6 +268,8 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--steps", type=int, default=1900, help="of the last stage")
     parser.add_argument("--init", type=Path, help="begin with this bundled model instead of from nothing")
+    parser.add_argument("--width", type=int, default=WIDTH, help="hidden size, a multiple of 64")
+    parser.add_argument("--vocabulary", type=int, default=VOCABULARY, help="tokens of a new tokenizer")
     parser.add_argument("--threads", type=int, default=2)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
@@ -259,7 +277,15 @@ def main() -> None:
         world = textworld(options.textworld)
     else:
         world = desk(PLANTED_DEFICITS if options.planted is None else [n for n in options.planted.split(",") if n])
-    pretrain(options.out, world, seed=options.seed, steps=options.steps, init=options.init)
+    pretrain(
+        options.out,
+        world,
+        seed=options.seed,
+        steps=options.steps,
+        init=options.init,
+        width=options.width,
+        vocabulary=options.vocabulary,
+    )
 
 
 if __name__ == "__main__":

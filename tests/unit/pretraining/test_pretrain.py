@@ -8,7 +8,7 @@ from transformers import Qwen3ForCausalLM
 
 from scripts.pretraining import pretrain
 from scripts.pretraining.desk_corpus import desk
-from scripts.pretraining.pretrain import schedule
+from scripts.pretraining.pretrain import configuration, schedule
 from scripts.pretraining.worlds import Stage, World
 from traced.inference.model_files import BUNDLED, ModelFiles, load_model
 
@@ -16,7 +16,7 @@ from traced.inference.model_files import BUNDLED, ModelFiles, load_model
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     tokenizer = load_model(ModelFiles("bundled", BUNDLED))[1]
-    monkeypatch.setattr(pretrain, "make_tokenizer", lambda world, rng: tokenizer)
+    monkeypatch.setattr(pretrain, "make_tokenizer", lambda world, rng, vocabulary: tokenizer)
     monkeypatch.setattr(pretrain, "LEAST_STEPS", 1)
     monkeypatch.setattr(pretrain, "BEGINNINGS", 3)
     torch.set_num_threads(1)
@@ -74,3 +74,10 @@ def test_the_learning_rate_warms_up_and_decays_in_the_last_stage_only() -> None:
     constant, last = Stage({}, 1000), Stage({}, 1000, decay=True)
     assert [schedule(constant, step) for step in (0, 49, 999)] == [0.02, 1.0, 1.0]
     assert [round(schedule(last, step), 3) for step in (0, 49, 600, 800, 999)] == [0.02, 1.0, 1.0, 0.5, 0.02]
+
+
+def test_the_width_changes_the_shape_and_keeps_the_size_of_a_head() -> None:
+    config = configuration(1000, 192)
+    assert (config.hidden_size, config.num_attention_heads, config.num_key_value_heads) == (192, 6, 3)
+    assert (config.head_dim, config.intermediate_size, config.vocab_size) == (32, 576, 1000)
+    assert configuration(1536).initializer_range == 0.08
