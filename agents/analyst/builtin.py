@@ -145,6 +145,17 @@ _ENTRIES: tuple[tuple[Detector, Capability], ...] = (
         ),
     ),
     (
+        detectors.detect_policy_adherence,
+        Capability(
+            name="policy-adherence",
+            title="Policy adherence",
+            description="Make a change where the record's state allows it, and refuse it where not.",
+            when_needed="A change is made or refused that the policy allows in some states of the record only.",
+            exercised="The change is made in a state that allows it, or refused in another one.",
+            lacking="The change is made in a state that does not allow it, or refused although the state allows it.",
+        ),
+    ),
+    (
         detectors.detect_repetition,
         Capability(
             name="moving-on",

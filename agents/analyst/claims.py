@@ -39,7 +39,7 @@ def categories(conversations: Sequence[Transcript], kinds: Mapping[str, ToolKind
     for conversation in conversations:
         for call in conversation.calls:
             if call.succeeded and kinds.get(call.name) is ToolKind.READ:
-                for field, value in _fields(call).items():
+                for field, value in categorical_fields(call).items():
                     values[call.name, field][value] += 1
     return {key: frozenset(counts) for key, counts in values.items() if _is_categorical(counts)}
 
@@ -67,7 +67,7 @@ def _claims_of(
     values_by_field = {field: values for (tool, field), values in fields.items() if tool == record.name}
     # Several fields may have the value: a claim about any of them is meant.
     observed_values: dict[str, set[str]] = defaultdict(set)
-    for field, observed in _fields(record).items():
+    for field, observed in categorical_fields(record).items():
         mentioned = [value for value in values_by_field.get(field, ()) if _mentions(sentence, value)]
         if len(mentioned) == 1 and re.search(_COPULA + _words(mentioned[0]), sentence, re.IGNORECASE):
             observed_values[mentioned[0]].add(observed)
@@ -75,7 +75,7 @@ def _claims_of(
         yield Claim(message.index, value in observed_ones)
 
 
-def _fields(call: Call) -> dict[str, str]:
+def categorical_fields(call: Call) -> dict[str, str]:
     """Return the fields of the record that a call answered whose values are words."""
     value = call.result.value if call.result is not None else None
     entries = leaves(value) if isinstance(value, dict) else ()

@@ -13,6 +13,7 @@ from agents.analyst.claims import Categories, categories
 from agents.analyst.intents import Intents, learn_intents
 from agents.analyst.preconditions import Link, mine_links, share
 from agents.analyst.solved_trials import Trial
+from agents.analyst.states import StateRule, mine_rules
 from agents.analyst.tools import ToolKind, Validators, classify, functions, validators
 from agents.analyst.values import is_date, leaves, tokens
 from agents.analyst.view import View
@@ -39,8 +40,8 @@ class Corpus:
     ``choices`` holds the values of parameters that are picked from a small set. ``copied_parameters`` take codes from
     earlier text, ``date_parameters`` ISO dates; ``described_parameters`` name records that the user described.
     ``recoverable`` are the errors after which successful conversations went on to a success of the same tool.
-    ``categories`` are the fields of records with few values. ``trials`` are the conversations of each task, sampled
-    or not.
+    ``categories`` are the fields of records with few values, ``state_rules`` forbid writes in some of their values.
+    ``trials`` are the conversations of each task, sampled or not.
     """
 
     declared: dict[str, Tool]
@@ -51,6 +52,7 @@ class Corpus:
     date_parameters: set[Parameter]
     described_parameters: set[Parameter]
     links: list[Link]
+    state_rules: list[StateRule]
     intents: Intents
     recoverable: frozenset[ErrorKind]
     categories: Categories
@@ -80,6 +82,8 @@ def mine(views: Sequence[View], outcomes: Sequence[Outcome]) -> Corpus:
     kinds = classify(declared, transcripts, list(solutions.values()))
     intents = learn_intents(views, declared, kinds)
     uses = _uses(views, declared)
+    successes = [view for view, outcome in zip(views, outcomes, strict=True) if outcome is Outcome.SUCCESS]
+    links, fields = mine_links(views, outcomes, kinds, declared, intents), categories(transcripts, kinds)
     return Corpus(
         declared=declared,
         validators=validators(declared),
@@ -90,10 +94,11 @@ def mine(views: Sequence[View], outcomes: Sequence[Outcome]) -> Corpus:
             parameter for parameter, values in uses.items() if share(is_date(use.value) for use in values) > 0.5
         },
         described_parameters=_described_parameters(views),
-        links=mine_links(views, outcomes, kinds, declared, intents),
+        links=links,
+        state_rules=mine_rules(successes, links, fields),
         intents=intents,
         recoverable=_recoverable(views, outcomes),
-        categories=categories(transcripts, kinds),
+        categories=fields,
         trials={},
     )
 

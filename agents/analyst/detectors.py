@@ -22,6 +22,7 @@ from agents.analyst.language import (
 )
 from agents.analyst.preconditions import Link, satisfied
 from agents.analyst.solved_trials import Deviations, Trial, nearest_deviations
+from agents.analyst.states import decisions
 from agents.analyst.tools import ToolKind, fits_schema
 from agents.analyst.values import ISO_DATE, is_date, leaves
 from agents.analyst.view import Pick, View
@@ -321,6 +322,25 @@ def _refusal_after_read(link: Link, view: View, requests: Sequence[Request]) -> 
     write_requests = [request for request in requests if request.tool == link.write_tool]
     indices = [index for request in write_requests for index in refusals(view, request) if index > read_indices[0]]
     return min(indices, default=None)
+
+
+def detect_policy_adherence(view: View, corpus: Corpus) -> Finding:
+    """Decide whether writes were made and refused as the record's state demands (policy adherence).
+
+    The rules are those of ``agents.analyst.states``. Not needed if no write with a rule was made or refused after a
+    read of its record.
+    """
+    by_rule = [
+        (row.index, row.obeys(rule))
+        for rule in corpus.state_rules
+        for row in decisions(view, rule.link, rule.field)
+        if row.index is not None
+    ]
+    wrong = [index for index, is_right in by_rule if is_right is False]
+    right = [index for index, is_right in by_rule if is_right]
+    if wrong:
+        return lacking_at(min(wrong))
+    return exercised_at(max(right)) if right else NOT_NEEDED
 
 
 def detect_repetition(view: View, corpus: Corpus) -> Finding:

@@ -139,7 +139,7 @@ def _refused_writes(
     """Yield the writes that the agent refused after reads, as calls with those read arguments that they accept."""
     for request in intents.requests(view):
         index = min(refusals(view, request), default=None)
-        if request.tool is None or index is None:
+        if not request.tool or index is None:
             continue
         accepted = _parameters(declared[request.tool])
         arguments: dict[str, object] = {}
