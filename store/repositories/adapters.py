@@ -17,6 +17,7 @@ from store.records import AdapterVersion, IterationMetrics, RunState, TrainingRu
 from store.tables import AdapterRow, IterationRow, TrainingRunRow
 
 IMMUTABLE_FIELDS = ("cycle_id", "capability", "environment_hash", "model", "seed")
+START_VERSION = "start_version"  # key in a run's configuration: the version whose weights it began with, "" for none
 
 
 @dataclass(frozen=True)

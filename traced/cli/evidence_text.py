@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 
 from store.records import AdmissionRecord, Finding, GateRecord, IterationMetrics
+from store.repositories.adapters import START_VERSION
 from store.repositories.evidence import EvidenceChain, LabelCounts
 from store.repositories.traffic import ModelTraffic
 from store.text import sanitize_line
@@ -230,7 +231,8 @@ def _admission(admission: AdmissionRecord) -> Iterator[str]:
 
 def _training(chain: EvidenceChain) -> Iterator[str]:
     run = chain.training
-    yield f"training     {run.id}: {run.state}, seed {run.seed}"
+    start = run.config.get(START_VERSION, "")
+    yield f"training     {run.id}: {run.state}, seed {run.seed}" + (f", began with {start}" if start else "")
     rollouts = f"{run.rollouts} rollouts"
     yield f"{INDENT}{f'{len(chain.iterations)} iterations, ' if chain.iterations else ''}{rollouts}"
     if run.detail:

@@ -127,8 +127,8 @@ class TrainingSection(Section):
     temperature: float = Field(default=1.0, gt=0, le=5, description="sampling temperature of the rollouts")
     start: Literal["fresh", "warm"] = Field(
         default="fresh",
-        description='weights that a further version of a live adapter begins with: "fresh", or "warm": those of the '
-        "live version",
+        description='weights that an adapter of a later cycle begins with: "fresh": new ones; "warm": those of its '
+        "capability's version in the live system, without one those of the version that answers most conversations",
     )
     max_turns: Positive = Field(default=16, description="assistant messages after which an episode ends")
     max_length: Positive = Field(default=1024, description="tokens of one rollout, all turns")

@@ -191,7 +191,8 @@ def with_version(composition: Composition, adapter: str, router: str) -> Composi
     """Return a composition that has an adapter version as well.
 
     It replaces the version of its capability, if there is one, and answers everything where that one or a merged
-    version does. Otherwise a router decides, and what it leaves to the base model has the model that had it before.
+    version does. Otherwise a router decides, and what it leaves to the base model has the model that had it before:
+    also for a version whose training began with what answers everything, because it may have forgotten the rest.
 
     Args:
         router: The name of the router where the composition has none.
@@ -199,10 +200,10 @@ def with_version(composition: Composition, adapter: str, router: str) -> Composi
     capability = capability_of(adapter)
     if capability in (MERGED, capability_of(composition.model)):
         return Composition((adapter,))
-    if capability_of(composition.default) == capability:
-        return replace(composition, models=(*composition.routed, adapter), default=adapter)
     routed = [name for name in composition.routed if capability_of(name) != capability]
     default = composition.default
+    if default and capability_of(default) == capability:
+        return replace(composition, models=(*routed, adapter), default=adapter)
     if not composition.router:
         routed, default = [], composition.model if composition.models else ""
     models = (*routed, adapter, *([default] if default else []))

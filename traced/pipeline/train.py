@@ -21,6 +21,7 @@ from sandbox import docker_engine
 from sandbox.user import asks_for_model
 from store.records import AdapterVersion, IterationMetrics, RunState, StageEvent, StageState, TrainingRun
 from store.repositories.adapters import (
+    START_VERSION,
     get_adapter,
     list_adapters,
     save_adapter,
@@ -108,8 +109,10 @@ async def train(context: Context, capability: str, environment: str) -> str:
         name = trained_adapter(context, run_id)
         if name is None:
             device = training_device(context.settings.devices.train_on, context.settings.training.processes, os.environ)
-            job = await with_servers(context, job_in(context, run_id, capability, environment, device), device)
-            _begin(context, job, environment)
+            start = version_to_start_with(context, capability)
+            job = job_in(context, run_id, capability, environment, device, start=start)
+            job = await with_servers(context, job, device)
+            _begin(context, job, environment, start)
             await _supervised(
                 context, job, device, lambda metrics: stage.reach(int(metrics["iteration"]), _figure(metrics))
             )
@@ -238,11 +241,14 @@ def store_variables(context: Context) -> dict[str, str]:
     return {name: value for name, value in variables.items() if value}
 
 
-def job_in(context: Context, run_id: str, capability: str, environment: str, device: TrainingDevice) -> TrainingJob:
+def job_in(
+    context: Context, run_id: str, capability: str, environment: str, device: TrainingDevice, *, start: str = ""
+) -> TrainingJob:
     """Return the job that trains in the environment of this hash.
 
     Args:
         capability: A capability of the cycle, or one of ``mixture.TRAININGS``, whose environment is a mixture.
+        start: The adapter version whose weights it begins with, "" for new weights.
     """
     file = context.data_dir / "environments" / f"{environment}.py"
     hint = ""
@@ -250,6 +256,7 @@ def job_in(context: Context, run_id: str, capability: str, environment: str, dev
         source_code = get_environment(session, environment).source_code
         members = members_of(session, context.cycle_id, environment) if capability in TRAININGS else []
         folders = [get_adapter(session, name).path for name in members]
+        start_folder = get_adapter(session, start).path if start else ""
         training = context.settings.training
         if (training.hint_share or training.recovery_hint_share) and capability != DISTILLED:
             hint = get_capability(session, context.cycle_id, MERGED if members else capability).description
@@ -266,8 +273,7 @@ def job_in(context: Context, run_id: str, capability: str, environment: str, dev
         hint=hint,
     )
     ids = {"cycle": context.cycle_id, "capability": capability, "environment": environment, "model": context.model.name}
-    job = replace(job, tags=ids)
-    job = replace(job, start=start_folder(context, capability))
+    job = replace(job, tags=ids, start=start_folder)
     if capability == MIXTURE:
         job = replace(job, iterations=job.iterations * len(members))
     elif capability == DISTILLED:
@@ -275,14 +281,23 @@ def job_in(context: Context, run_id: str, capability: str, environment: str, dev
     return with_user(context, job, context.settings.sandbox.call_seconds) if asks_for_model(source_code) else job
 
 
-def start_folder(context: Context, capability: str) -> str:
-    """Return the folder of the adapter that a training begins with, "" for new weights."""
+def version_to_start_with(context: Context, capability: str) -> str:
+    """Return the adapter version whose weights a training begins with, "" for new weights.
+
+    With ``training.start = "warm"`` it is the version of the capability that answers in the live system. Without one it
+    is the version that answers most conversations: the only one, or the one that has those which the router leaves to
+    the base model. So what the live system can do is not learnt a second time.
+    """
     # Imported here because the API imports this module, and routers load numpy.
     from traced.pipeline.incumbent import incumbent_of
 
     if context.settings.training.start == "fresh":
         return ""
-    live = sound(context, [name for name in incumbent_of(context).live if capability_of(name) == capability])
+    composition = incumbent_of(context).composition
+    names = [name for name in composition.models if capability_of(name) == capability]
+    if composition.models and (broadest := composition.default or composition.model):
+        names.append(broadest)
+    live = sound(context, names)
     if not live:
         return ""
     with context.read_session() as session:
@@ -290,12 +305,12 @@ def start_folder(context: Context, capability: str) -> str:
     if reason := shape_mismatch(live[0], folder, context.settings.training):
         context.progress.note(f"{capability} begins with new weights: {reason}")
         return ""
-    return str(folder)
+    return live[0]
 
 
-def _begin(context: Context, job: TrainingJob, environment: str) -> None:
+def _begin(context: Context, job: TrainingJob, environment: str, start: str) -> None:
     config = context.settings.training.model_dump() | {"seeds": list(TRAINING_SEEDS), "threads": job.threads}
-    config |= {"device": job.device}
+    config |= {"device": job.device, START_VERSION: start}
     if job.capability in TRAININGS:
         with context.read_session() as session:
             config |= {"members": members_of(session, context.cycle_id, environment)}

@@ -11,7 +11,7 @@ from sqlalchemy import update
 from sandbox.contract import Message, Tool
 from store.database import write_session
 from store.records import Cycle, CycleState, StageState
-from store.repositories.adapters import get_adapter
+from store.repositories.adapters import get_adapter, save_adapter
 from store.repositories.cycles import list_stage_events, save_cycle
 from store.repositories.evidence import ATTRIBUTE, INCUMBENT, candidate_model, evidence_chain, gate_models
 from store.repositories.promotions import roll_back
@@ -32,7 +32,7 @@ from traced.pipeline.context import Context, RunningStage
 from traced.pipeline.episodes import Player
 from traced.pipeline.gate import Sides
 from traced.pipeline.incumbent import Incumbent, current_incumbent, incumbent_of, with_version
-from traced.pipeline.train import start_folder
+from traced.pipeline.train import version_to_start_with
 from traced.routing.composition import Composition
 from traced.scoring.evidence import OutcomeSources
 
@@ -105,19 +105,47 @@ def test_a_promotion_for_another_target_is_no_change_of_this_one(tmp_path: Path)
     assert of_desk == replace(of_acme, promoted_at=later(8))
 
 
+def write_shape(context: Context, rank: int) -> None:
+    """Write the shape of the live version's matrices."""
+    with context.read_session() as session:
+        folder = Path(get_adapter(session, LIVE).path)
+    shape = {"r": rank, "lora_alpha": context.settings.training.lora_alpha}
+    (folder / "adapter_config.json").write_text(json.dumps(shape))
+
+
 @pytest.mark.parametrize("start", ["fresh", "warm"])
-def test_a_further_version_begins_with_the_live_one_if_it_is_asked_for(tmp_path: Path, start: str) -> None:
+def test_a_further_version_begins_with_the_one_that_answers_if_it_is_asked_for(tmp_path: Path, start: str) -> None:
     with context_with_chain(tmp_path, {"training.start": start}) as context:
         second = add_cycle(context, "c2", 60)
-        with context.read_session() as session:
-            path = get_adapter(session, LIVE).path
-        training = context.settings.training
-        shape = {"r": training.lora_r, "lora_alpha": training.lora_alpha}
-        (Path(path) / "adapter_config.json").write_text(json.dumps(shape))
-        assert start_folder(second, "date-reasoning") == (path if start == "warm" else "")
-        (Path(path) / "adapter_config.json").write_text(json.dumps(shape | {"r": 1}))
-        assert not start_folder(second, "date-reasoning")
-        assert not start_folder(second, "refunds")
+        write_shape(context, context.settings.training.lora_r)
+        assert version_to_start_with(second, "date-reasoning") == (LIVE if start == "warm" else "")
+        write_shape(context, 1)
+        assert not version_to_start_with(second, "date-reasoning")
+
+
+@pytest.mark.parametrize(
+    ("composition", "of_refunds", "of_dates"),
+    [
+        (Composition((LIVE,)), LIVE, LIVE),
+        (Composition(("other@v1", LIVE), "hidden-state", default=LIVE), LIVE, LIVE),
+        (Composition((LIVE,), "hidden-state"), "", LIVE),
+        (Composition((LIVE, "merged@v1"), "hidden-state", default="merged@v1"), "merged@v1", LIVE),
+        # Live, but another one answers in its place.
+        (Composition(("merged@v1",)), "merged@v1", "merged@v1"),
+        (Composition(), "", ""),
+    ],
+)
+def test_a_new_capability_begins_with_the_adapter_that_answers_most_conversations(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, composition: Composition, of_refunds: str, of_dates: str
+) -> None:
+    monkeypatch.setattr(incumbent, "incumbent_of", lambda _: Incumbent(composition, (LIVE,)))
+    with context_with_chain(tmp_path, {"training.start": "warm"}) as context:
+        with context.write_session() as session:
+            version = get_adapter(session, LIVE)
+            save_adapter(session, replace(version, name="merged@v1", capability="merged"))
+        write_shape(context, context.settings.training.lora_r)
+        assert version_to_start_with(context, "refunds") == of_refunds
+        assert version_to_start_with(context, "date-reasoning") == of_dates
 
 
 def test_a_cycle_that_collected_before_incumbents_were_recorded_has_the_base_model(tmp_path: Path) -> None:
