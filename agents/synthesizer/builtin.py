@@ -448,7 +448,7 @@ def _write_tools(template: Template) -> set[str]:
 
 def _needs_reads(capability: Capability) -> bool:
     """Return whether the capability is to read before acting, so that a write without a read does not count."""
-    return any(word in capability.name for word in ("verif", "precondition"))
+    return any(word in capability.name for word in ("verif", "precondition", "adherence"))
 
 
 def common_data(capability: str, corpus: Corpus) -> dict[str, object]:

@@ -45,18 +45,22 @@ def counterfactual_templates(
 
     Args:
         unread: templates of successes without the read; those with the same request are the base of the first kind.
+            Without any, refusals are matched with the writes in ``exemplary``, and only the second kind is made.
     """
     refusals = [refusal for template in exemplary if template["refusal"] for refusal in _refusals(template)]
+    unread_by_tool = _by_write(unread, calls=1)
+    acting_by_tool = {tool: group for tool, group in _by_write(exemplary).items() if tool not in unread_by_tool}
     counterfactuals = []
-    for tool, group in _by_write(unread).items():
+    for tool, examples in [*unread_by_tool.items(), *acting_by_tool.items()]:
         matching = [
-            r for r in refusals if set(r.read_call["args"]) <= set(group[0][1]["args"]) and _asks_alike(r, group)
+            r for r in refusals if set(r.read_call["args"]) <= set(examples[0][1]["args"]) and _asks_alike(r, examples)
         ]
         for state in sorted({refusal.state for refusal in matching}):
             basis = [refusal for refusal in matching if refusal.state == state]
             if _rules(basis, state, tool, exemplary, corpus):
                 counterfactuals += [
-                    _counterfactual(template, call, rng.choice(basis), corpus, rng) for template, call in group
+                    _counterfactual(template, call, rng.choice(basis), corpus, rng)
+                    for template, call in unread_by_tool.get(tool, [])
                 ]
                 counterfactuals += [restated for refusal in basis for restated in _restated(refusal, tool, corpus)]
     return [template for template in counterfactuals if template is not None]
@@ -70,13 +74,18 @@ def _refusals(template: Template) -> Iterator[_Refusal]:
                 yield _Refusal(call, key, template, masked_words(template["opening"][0]))
 
 
-def _by_write(templates: Sequence[Template]) -> dict[str, list[tuple[Template, RecordedCall]]]:
-    """Return the templates with exactly one call, a write, and that call, by its tool."""
+def _by_write(templates: Sequence[Template], calls: int = 0) -> dict[str, list[tuple[Template, RecordedCall]]]:
+    """Return the templates with exactly one write, and that call, by its tool.
+
+    Args:
+        calls: The number of all calls; 0: any.
+    """
     by_tool: dict[str, list[tuple[Template, RecordedCall]]] = defaultdict(list)
     for template in templates:
-        calls = list(calls_of(template["steps"]))
-        if len(calls) == 1 and calls[0]["kind"] == "write":
-            by_tool[calls[0]["tool"]].append((template, calls[0]))
+        all_calls = list(calls_of(template["steps"]))
+        writes = [call for call in all_calls if call["kind"] == "write"]
+        if len(writes) == 1 and calls in (0, len(all_calls)):
+            by_tool[writes[0]["tool"]].append((template, writes[0]))
     return by_tool
 
 

@@ -41,6 +41,7 @@ from traced.pipeline.attribution import (
     attribute_failures,
     by_capability,
     needs_of,
+    replay_model,
 )
 from traced.pipeline.collect import collected
 from traced.pipeline.context import Context, RunningStage
@@ -154,13 +155,12 @@ async def _solvers(
 
     async with context.target_source() as source:
         for player in players:
-            # The collection has episodes of the same model, task and trial at another temperature.
             replays = await episodes(
                 context,
                 source,
                 list(jobs.values()),
                 await player.policy(context, temperature),
-                model=f"replay {player.name}",
+                model=replay_model(player.name),
                 temperature=temperature,
                 tokens=False,
                 tick=partial(show, player.name),

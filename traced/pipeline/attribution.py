@@ -22,6 +22,14 @@ from traced.routing.composition import BASE
 MISROUTED = "misrouted"  # key in its event: failed conversations with the model that solves the task of each
 
 
+def replay_model(player: str) -> str:
+    """Return the model under which the replays of a player are stored.
+
+    The collection has episodes of the same model, task and trial at another temperature.
+    """
+    return f"replay {player}"
+
+
 class Kind(StrEnum):
     """Why the live system failed."""
 

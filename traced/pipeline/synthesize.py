@@ -50,6 +50,8 @@ from sandbox.hashing import environment_hash
 from store.records import EnvironmentRecord
 from store.repositories.capabilities import get_capability, list_findings, list_labels
 from store.repositories.environments import list_environments, save_admission, save_environment
+from store.repositories.evidence import INCUMBENT
+from store.repositories.trajectories import TrajectoryFilter, list_trajectories
 from store.text import sanitize_line
 from store.types import AdmissionReport, Check, Label, Outcome, Trajectory, Verdict, opening_messages
 from traced.config.cycle_sections import SynthesisSection
@@ -58,8 +60,11 @@ from traced.inference.routing_prompt import opening_text
 from traced.llm.connection import StoreLedger
 from traced.llm.connection import model as connected
 from traced.pipeline.admit import episode_limits, stored_report, thresholds, usable_world
+from traced.pipeline.attribution import replay_model
 from traced.pipeline.collect import collected
 from traced.pipeline.context import Context, RunningStage
+from traced.pipeline.episodes import BASE
+from traced.pipeline.incumbent import incumbent_of
 from traced.pipeline.routers import analyzed
 from traced.pipeline.world import find_world
 
@@ -135,7 +140,10 @@ async def _write_builtin(context: Context, capability: str, attempt: int) -> Env
     openings = lacking_openings(
         [trajectory for trajectory in labelled_trajectories if trajectory.id not in episode_ids], labels, capability
     )
-    trajectories, labels = by_order(episodes, [label for label in labels if label.trajectory_id in episode_ids])
+    labels = [label for label in labels if label.trajectory_id in episode_ids]
+    replays = solved_replays(context, capability, episodes, labels)
+    solved_labels = [Label(replay.id, capability, 0, Verdict.PRESENT) for replay in replays]
+    trajectories, labels = by_order([*episodes, *replays], [*labels, *solved_labels])
     target_world = await usable_world(context)
     try:
         # In a thread: the synthesizer computes for seconds.
@@ -175,6 +183,33 @@ def lacking_openings(trajectories: Sequence[Trajectory], labels: Sequence[Label]
         for trajectory in trajectories
         if trajectory.outcome is Outcome.FAILURE and verdicts.get(trajectory.id) is Verdict.LACKING
     ]
+
+
+def solved_replays(
+    context: Context, capability: str, episodes: Sequence[Trajectory], labels: Sequence[Label]
+) -> list[Trajectory]:
+    """Return for each task of a failure that lacked the capability its first solved replay by the attribution.
+
+    So the states in which the live system fails become scenarios. A replay of the live system comes first, one of the
+    base model last.
+    """
+    verdicts = majority(labels, capability)
+    tasks = {
+        episode.task_id
+        for episode in episodes
+        if episode.outcome is Outcome.FAILURE and verdicts.get(episode.id) is Verdict.LACKING
+    }
+    incumbent = incumbent_of(context)
+    if incumbent.is_base:
+        return []
+    replays: dict[str, Trajectory] = {}
+    with context.read_session() as session:
+        for model in (INCUMBENT, *incumbent.live, BASE):
+            criteria = TrajectoryFilter(Outcome.SUCCESS, model=replay_model(model), cycle_id=context.cycle_id)
+            for replay in list_trajectories(session, criteria):
+                if replay.task_id in tasks:
+                    replays.setdefault(replay.task_id, replay)
+    return list(replays.values())
 
 
 def by_order(trajectories: Sequence[Trajectory], labels: Sequence[Label]) -> tuple[list[Trajectory], list[Label]]:

@@ -73,8 +73,10 @@ def test_a_counterfactual_reads_its_own_record_in_an_allowed_state() -> None:
         assert conversation["result"] == {"order_id": write["args"]["order_id"], "status": "open"}
 
 
-def test_a_refusal_comes_up_in_every_state_that_its_policy_leaves_out() -> None:
-    result = build([*REFUSALS, refusal("W108", "lost"), *WITH_LOOKUP], UNREAD)
+@pytest.mark.parametrize("unread", [UNREAD, []])
+def test_a_refusal_comes_up_in_every_state_that_its_policy_leaves_out(unread: list[Trajectory]) -> None:
+    result = build([*REFUSALS, refusal("W108", "lost"), *WITH_LOOKUP], unread)
+    assert len(result) == 6 + len(unread)
     restated_refusals = [template for template in result if template["refusal"]]
     assert len(restated_refusals) == 6
     states = []
