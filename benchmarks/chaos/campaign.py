@@ -2,8 +2,9 @@
 
 Invariants: what is killed when follows from the seed and from what runs; a service or Docker engine that was killed is
 started again as it stands, nothing is repaired by hand; adapters that wait are approved through the control API, and an
-approval whose answer was lost is asked for again. After the last kill the cycle at work has to finish by itself, then
-the service is stopped in order and ``violations`` looks.
+approval whose answer was lost is asked for again. Each of the first ``least_cycles`` cycles gets its share of the
+kills: one that has had it finishes undisturbed, so that the next one begins with what it has promoted. After the last
+kill the cycle at work has to finish by itself, then the service is stopped in order and ``violations`` looks.
 How it fails: what is not done within the time is a violation ("unfinished"), not an exception.
 """
 
@@ -19,7 +20,7 @@ from typing import Any
 import psutil
 from sqlalchemy import Engine
 
-from benchmarks.chaos.boundaries import BOUNDARIES, Watch
+from benchmarks.chaos.boundaries import BOUNDARIES, Watch, incumbent_models
 from benchmarks.chaos.dockerd import Dockerd
 from benchmarks.chaos.place import Place
 from benchmarks.chaos.victims import kinds, running_processes
@@ -41,11 +42,12 @@ APPROVER = "the campaign approves what passes"
 
 @dataclass(frozen=True)
 class Kill:
-    """One kill: the kind of process, one of the ``MOMENTS``, and the last boundary passed before it."""
+    """One kill: the kind of process, one of the ``MOMENTS``, the last boundary passed, and the number of the cycle."""
 
     victim: str
     moment: str
     boundary: str
+    cycle: int
 
 
 @dataclass
@@ -57,9 +59,11 @@ class Campaign:
     kills: int
     seed: int
     timeout_s: float
+    least_cycles: int = 1
     log: Callable[[str], None] = lambda _: None
     done: list[Kill] = field(default_factory=list)
     cycles: Counter[str] = field(default_factory=Counter)
+    incumbents: dict[int, list[str]] = field(default_factory=dict)  # adapters of the finished cycles', by number
     approvals: int = 0
     violations: list[Violation] = field(default_factory=list)
     remembered: Remembered = field(default_factory=dict)
@@ -74,16 +78,29 @@ class Campaign:
         try:
             while len(self.done) < self.kills and time.monotonic() < self.deadline:
                 self._keep_going(store)
-                self._kill_process(store, watch, rng)
+                if self.has_its_share(store):
+                    time.sleep(CARE_S)
+                else:
+                    self._kill_process(store, watch, rng)
             self._finish(store)
             code = self.place.stop()
             self.violations = violations(store, self.place.data_dir, self.remembered, self.place.marks)
             self.violations += [Violation("unfinished", f"the service ended with exit code {code}")] if code else []
-            with read_session(store) as session:
-                self.cycles = Counter(cycle.state.value for cycle in list_cycles(session))
+            self.read_cycles(store)
         finally:
             self.place.kill()
             store.dispose()
+
+    def read_cycles(self, store: Engine) -> None:
+        """Read in which states the cycles ended, and the incumbents of the finished ones."""
+        with read_session(store) as session:
+            cycles = list_cycles(session)[::-1]
+            self.incumbents = {
+                number: incumbent_models(session, cycle.id) or []
+                for number, cycle in enumerate(cycles, 1)
+                if cycle.state is CycleState.FINISHED
+            }
+        self.cycles = Counter(cycle.state.value for cycle in cycles)
 
     def _kill_process(self, store: Engine, watch: Watch, rng: random.Random) -> None:
         """Wait for a random moment, then kill one process; kinds with few kills are preferred, so that all occur."""
@@ -109,13 +126,14 @@ class Campaign:
         victim = min(sorted(running), key=lambda kind: (counts[kind] + rng.random() * 2, kind))
         remember(store, self.remembered)
         watch.look()
-        kill = Kill(victim, moment if boundary or moment != "boundary" else "random", boundary or watch.last_boundary)
+        moment = moment if boundary or moment != "boundary" else "random"
+        kill = Kill(victim, moment, boundary or watch.last_boundary, _newest_number(store))
         with contextlib.suppress(psutil.NoSuchProcess):
             rng.choice(sorted(running[victim], key=lambda process: process.pid)).kill()
             if victim == "dockerd" and self.dockerd is not None:
                 self.dockerd.kill()  # until it is gone: who connects to one that dies leaks a socket (docker-py)
             self.done.append(kill)
-            self.log(f"{len(self.done)} of {self.kills}: {victim} ({kill.moment}, after {kill.boundary})")
+            self.log(f"{len(self.done)} of {self.kills}: {victim} ({kill.moment}, cycle {kill.cycle}, {kill.boundary})")
 
     def _until_present(self, store: Engine, kind: str, patience_s: float) -> dict[str, list[psutil.Process]]:
         """Wait until a process of ``kind`` runs (some live for seconds only); returns the running processes by kind."""
@@ -140,6 +158,12 @@ class Campaign:
                 care = time.monotonic() + CARE_S
             time.sleep(POLL_S)
         return ""
+
+    def has_its_share(self, store: Engine) -> bool:
+        """Return whether the newest cycle has had its kills; the last of ``least_cycles`` has all that are left."""
+        number = _newest_number(store)
+        kills = sum(kill.cycle == number for kill in self.done)
+        return number < self.least_cycles and kills >= -(-self.kills // self.least_cycles)
 
     def boundaries_missed(self) -> list[str]:
         """The boundaries at which nothing was killed yet."""
@@ -180,6 +204,7 @@ class Campaign:
     def figures(self) -> dict[str, Any]:
         """The counts of the campaign by name."""
         kinds = Counter(violation.kind for violation in self.violations)
+        kills_by_cycle = Counter(kill.cycle for kill in self.done)
         names = ("lost", "doubled", "half-written", "unfinished", "orphan", "damaged")
         return {
             "kills": len(self.done),
@@ -188,8 +213,18 @@ class Campaign:
             "after": dict(sorted(Counter(kill.boundary for kill in self.done).items())),
             "boundaries_missed": self.boundaries_missed(),
             "cycles": dict(self.cycles),
+            "kills_by_cycle": dict(sorted(kills_by_cycle.items())),
+            "cycles_without_kill": [n for n in range(1, self.least_cycles + 1) if not kills_by_cycle[n]],
+            "incumbents": self.incumbents,
+            "without_adapters": [number for number in [*self.incumbents][1:] if not self.incumbents[number]],
             "approvals": self.approvals,
             "rows_remembered": {name: len(keys) for name, keys in self.remembered.items()},
             **{name: kinds[name] for name in names},
             "violations": [f"{violation.kind}: {violation.subject}" for violation in self.violations],
         }
+
+
+def _newest_number(store: Engine) -> int:
+    """Return the number of the newest cycle, from 1; 0 without one."""
+    with read_session(store) as session:
+        return len(list_cycles(session))

@@ -4,8 +4,10 @@
 nothing; only the directory's owner is drawn where it was not. ``remembered`` is what was seen in the store while the
 service was being killed: rows that were committed once must be there at the end. Kinds:
 
-    lost         a row that was seen is gone; a trajectory, label or iteration that has to be there is not
-    doubled      the same trajectory, decision, promotion, gate, admission, adapter, answer or event twice
+    lost         a row that was seen is gone; a trajectory, label or iteration that has to be there is not. In a cycle
+                 whose incumbent has adapters: also its attribution, replays, watch results and answering models
+    doubled      the same trajectory, decision, promotion, gate, admission, training, adapter, answer, event,
+                 attribution or replay twice; two different incumbents of one cycle
     half-written staging, a file that is cut short, an adapter or environment that is not what its hash says
     unfinished   a cycle that has not ended, an attempt or training that has not, a lease
     orphan       a container of this directory or a process that is left, an adapter directory that no row knows
@@ -30,8 +32,10 @@ from sandbox.docker_engine import connect
 from sandbox.hashing import environment_hash
 from sandbox.policy import LABEL, LABEL_OWNER
 from store.database import read_session
-from store.records import AdapterVersion, CycleState, RunState
+from store.records import AdapterVersion, CycleState, PromotionState, RunState, StageEvent, StageState
 from store.repositories.attempts import AttemptState
+from store.repositories.cycles import WATCH, list_stage_events
+from store.repositories.evidence import ATTRIBUTE, BASE, INCUMBENT
 from store.service_tables import AttemptRow, AuditRow, EventRow, LeaseRow
 from store.tables import (
     AdapterRow,
@@ -43,12 +47,17 @@ from store.tables import (
     IterationRow,
     LabelRow,
     PromotionRow,
+    RoutingRow,
+    StageEventRow,
     TrainingRunRow,
     TrajectoryRow,
 )
+from store.types import Outcome
 from traced.core.errors import PromotionError
 from traced.core.ownership import sandbox_owner
 from traced.registry.integrity import check_files
+from traced.routing.composition import MERGED
+from traced.routing.router_files import capability_of
 
 STAGING = ("*.partial", ".staging-*", ".partial-backup-*", "*.tmp")
 OPEN = (CycleState.RUNNING.value, CycleState.INTERRUPTED.value)
@@ -57,11 +66,15 @@ PERMANENT_ROWS: Mapping[str, Any] = {
     "approval": ApprovalRow.id,
     "adapter": AdapterRow.name,
     "promotion": PromotionRow.seq,
+    "stage event": StageEventRow.id,
+    "answering model of": RoutingRow.trajectory_id,
     "gate": GateRow.id,
     "admission": AdmissionRow.id,
     "audit entry": AuditRow.seq,
     "event": EventRow.seq,
 }
+
+REPLAY_PREFIX = "replay "  # of the model of a replay
 
 Remembered = dict[str, set[Any]]
 
@@ -94,7 +107,7 @@ def violations(
         Violation("lost", f"{name} {key}") for name, keys in remembered.items() for key in sorted(keys - now[name])
     ]
     with read_session(store) as session:
-        for check in (_damage, _cycles, _trajectories, _labels, _decisions, _adapters, _trainings, _attempts, _events):
+        for check in CHECKS:
             breaches += check(session)
         breaches += _of_adapter_folders(session, data_dir)
     return sorted(breaches + ([*_of_containers(data_dir)] if docker else []))
@@ -121,7 +134,7 @@ def _trajectories(session: Session) -> Iterator[Violation]:
     columns = [getattr(TrajectoryRow, name) for name in names]
     jobs = [tuple(job) for job in session.connection().execute(sqlalchemy.select(*columns))]
     yield from _doubled("trajectory of", jobs)
-    collected = Counter(job[0] for job in jobs if job[2] == "train" and job[5] == "base")
+    collected = Counter(job[0] for job in jobs if job[2] == "train" and job[5] in (BASE, INCUMBENT))
     for cycle in _analysed(session):
         expected = cycle.config.get("collect", {}).get("episodes", 0)
         if collected[cycle.id] < expected:
@@ -181,7 +194,10 @@ def _adapters(session: Session) -> Iterator[Violation]:
 
 def _trainings(session: Session) -> Iterator[Violation]:
     with_adapter = set(session.exec(select(AdapterRow.training_run_id)))
-    for run in session.exec(select(TrainingRunRow)):
+    runs = session.exec(select(TrainingRunRow)).all()
+    # A capability is trained in its one admitted environment; merging makes several runs of ``MERGED``.
+    yield from _doubled("training of", [(run.cycle_id, run.capability) for run in runs if run.capability != MERGED])
+    for run in runs:
         numbers = sorted(session.exec(select(IterationRow.iteration).where(IterationRow.run_id == run.id)))
         if run.state == RunState.RUNNING.value:
             yield Violation("unfinished", f"training {run.id}")
@@ -207,6 +223,135 @@ def _events(session: Session) -> Iterator[Violation]:
     for cycle in session.exec(select(CycleRow)):
         if cycle.state == CycleState.FINISHED.value and ("cycle finished", cycle.id) not in events:
             yield Violation("lost", f"event that {cycle.id} finished")
+
+
+def _incumbents(session: Session) -> Iterator[Violation]:
+    """Check that each cycle that has collected has one incumbent, with all versions that were live then."""
+    for cycle in session.exec(select(CycleRow)):
+        events = list_stage_events(session, cycle.id)
+        incumbents = [event for event in events if event.stage == INCUMBENT]
+        details = {json.dumps(event.detail, sort_keys=True) for event in incumbents}
+        if len(details) > 1:
+            yield Violation("doubled", f"incumbent of {cycle.id}: {len(details)} different ones")
+        if not incumbents and _finished(events, "collect"):
+            yield Violation("lost", f"incumbent of {cycle.id}")
+        if incumbents:
+            missing = _live_versions(session, cycle, incumbents[0]) - {*incumbents[0].detail["live"]}
+            for name in sorted(missing):
+                yield Violation("lost", f"{name} in the incumbent of {cycle.id}")
+
+
+def _live_versions(session: Session, cycle: CycleRow, event: StageEvent) -> set[str]:
+    """Return the versions of a cycle's base model that the promotion log has as live at the time of an event."""
+    query = select(PromotionRow).where(PromotionRow.at < event.at).order_by(col(PromotionRow.seq))
+    states = {entry.adapter: entry.state for entry in session.exec(query)}
+    models = select(AdapterRow.name, CycleRow.model).join(CycleRow, col(AdapterRow.cycle_id) == col(CycleRow.id))
+    sound = session.exec(models.where(col(AdapterRow.quarantined_at).is_(None)))
+    return {name for name, model in sound if model == cycle.model and states.get(name) == PromotionState.LIVE.value}
+
+
+def _attributions(session: Session) -> Iterator[Violation]:
+    """Check that a cycle has one attribution for each attempt at most, and trains nothing that it does not name."""
+    for cycle, events in _cycles_with_adapters(session):
+        attributions = _finished(events, ATTRIBUTE)
+        query = select(AttemptRow.state).where(AttemptRow.cycle_id == cycle.id, AttemptRow.stage == ATTRIBUTE)
+        attempts = session.exec(query).all()
+        if len(attributions) > len(attempts):
+            yield Violation("doubled", f"attribution of {cycle.id}: {len(attributions)} in {len(attempts)} attempts")
+        if not attributions and AttemptState.FINISHED in attempts:
+            yield Violation("lost", f"attribution of {cycle.id}")
+        trainings = attributions[-1].detail["train"] if attributions else []
+        retained = session.exec(select(FindingRow.capability).where(FindingRow.cycle_id == cycle.id)).all()
+        for run in session.exec(select(TrainingRunRow).where(TrainingRunRow.cycle_id == cycle.id)):
+            if run.capability in retained and run.capability not in trainings:
+                yield Violation("lost", f"attribution of the training {run.id}")
+
+
+def _replays(session: Session) -> Iterator[Violation]:
+    """Check that each attributed failure's task was played once by each live version, the base and the incumbent."""
+    columns = select(TrajectoryRow.cycle_id, TrajectoryRow.task_id, TrajectoryRow.model)
+    replays = [tuple(row) for row in session.exec(columns.where(col(TrajectoryRow.model).startswith(REPLAY_PREFIX)))]
+    yield from _doubled("replay of", replays)
+    sound = set(session.exec(select(AdapterRow.name).where(col(AdapterRow.quarantined_at).is_(None))))
+    for cycle, events in _cycles_with_adapters(session):
+        if not (attributions := _finished(events, ATTRIBUTE)):
+            continue
+        ids = [row["trajectory_id"] for row in attributions[-1].detail["attributions"]]
+        # Conversations of a recorded target belong to no cycle, and cannot be played again.
+        failures = select(TrajectoryRow.task_id).where(col(TrajectoryRow.id).in_(ids))
+        tasks = set(session.exec(failures.where(TrajectoryRow.cycle_id == cycle.id)))
+        for name in (BASE, INCUMBENT, *(sound & {*_incumbent(events)["live"]})):
+            key = (cycle.id, f"{REPLAY_PREFIX}{name}")
+            if missing := tasks - {task for cycle_id, task, model in replays if (cycle_id, model) == key}:
+                yield Violation("lost", f"{len(missing)} of {len(tasks)} replays of {cycle.id} by {name}")
+
+
+def _watches(session: Session) -> Iterator[Violation]:
+    """Check that the newest attribution has a watch result for each live version, and for all that an earlier had."""
+    for cycle, events in _cycles_with_adapters(session):
+        if not (attributions := _finished(events, ATTRIBUTE)):
+            continue
+        watches = [{row["adapter"] for row in event.detail[WATCH]} for event in attributions]
+        expected = {name for name in _incumbent(events)["live"] if capability_of(name) != MERGED}
+        for name in sorted(expected.union(*watches) - watches[-1]):
+            yield Violation("lost", f"watch result of {name} in {cycle.id}")
+        sources = select(TrajectoryRow.source).where(TrajectoryRow.model == INCUMBENT)
+        sources_played = set(session.exec(sources.where(TrajectoryRow.cycle_id == cycle.id)))
+        query = select(AdapterRow.name, AdapterRow.environment_hash).where(col(AdapterRow.name).in_(watches[-1]))
+        for name, environment in session.exec(query):
+            if f"env:{environment[:12]}" not in sources_played:
+                yield Violation("lost", f"watch episodes of {name} in {cycle.id}")
+
+
+def _answering_models(session: Session) -> Iterator[Violation]:
+    """Check that it is stored which model of the incumbent answered each episode of a finished collection."""
+    routed_ids = set(session.exec(select(RoutingRow.trajectory_id)))
+    for cycle, events in _cycles_with_adapters(session):
+        if not _finished(events, "collect"):
+            continue
+        query = select(TrajectoryRow.id, TrajectoryRow.outcome).where(
+            TrajectoryRow.cycle_id == cycle.id,
+            TrajectoryRow.source == cycle.target,
+            TrajectoryRow.split == "train",
+            TrajectoryRow.model == INCUMBENT,
+        )
+        episodes = [key for key, outcome in session.exec(query) if Outcome(outcome).is_judged]
+        if missing := len({*episodes} - routed_ids):
+            yield Violation("lost", f"answering models of {missing} of {len(episodes)} episodes of {cycle.id}")
+
+
+def _cycles_with_adapters(session: Session) -> list[tuple[CycleRow, list[StageEvent]]]:
+    """Return the cycles whose incumbent has adapters, with their stage events."""
+    cycles = [(cycle, list_stage_events(session, cycle.id)) for cycle in session.exec(select(CycleRow))]
+    return [(cycle, events) for cycle, events in cycles if _incumbent(events)["composition"]["models"]]
+
+
+def _incumbent(events: Iterable[StageEvent]) -> Mapping[str, Any]:
+    """Return the incumbent that a cycle has recorded; without one it is the base model."""
+    details = (event.detail for event in events if event.stage == INCUMBENT)
+    return next(details, {"composition": {"models": []}, "live": []})
+
+
+def _finished(events: Iterable[StageEvent], stage: str) -> list[StageEvent]:
+    return [event for event in events if (event.stage, event.state) == (stage, StageState.FINISHED)]
+
+
+CHECKS = (
+    _damage,
+    _cycles,
+    _trajectories,
+    _labels,
+    _decisions,
+    _adapters,
+    _trainings,
+    _attempts,
+    _events,
+    _incumbents,
+    _attributions,
+    _replays,
+    _watches,
+    _answering_models,
+)
 
 
 def _of_adapter_folders(session: Session, data_dir: Path) -> Iterator[Violation]:
