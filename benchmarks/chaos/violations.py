@@ -55,6 +55,7 @@ from store.tables import (
 from store.types import Outcome
 from traced.core.errors import PromotionError
 from traced.core.ownership import sandbox_owner
+from traced.pipeline.attribution import replay_model
 from traced.registry.integrity import check_files
 from traced.routing.composition import MERGED
 from traced.routing.router_files import capability_of
@@ -74,7 +75,7 @@ PERMANENT_ROWS: Mapping[str, Any] = {
     "event": EventRow.seq,
 }
 
-REPLAY_PREFIX = "replay "  # of the model of a replay
+REPLAY_PREFIX = replay_model("")
 
 Remembered = dict[str, set[Any]]
 
