@@ -95,7 +95,7 @@ def mine(views: Sequence[View], outcomes: Sequence[Outcome]) -> Corpus:
         },
         described_parameters=_described_parameters(views),
         links=links,
-        state_rules=mine_rules(successes, links, fields),
+        state_rules=mine_rules(successes, links, fields, kinds),
         intents=intents,
         recoverable=_recoverable(views, outcomes),
         categories=fields,

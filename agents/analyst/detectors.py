@@ -333,7 +333,7 @@ def detect_policy_adherence(view: View, corpus: Corpus) -> Finding:
     by_rule = [
         (row.index, row.obeys(rule))
         for rule in corpus.state_rules
-        for row in decisions(view, rule.link, rule.field)
+        for row in decisions(view, rule.link, rule.field, corpus.kinds)
         if row.index is not None
     ]
     wrong = [index for index, is_right in by_rule if is_right is False]

@@ -35,6 +35,7 @@ from agents.world.runtime import World
 from store.types import Capability, Label, Outcome, Trajectory, Verdict
 
 _LOCAL_IMPORT = re.compile(r"^from agents\.synthesizer\.\w+ import [^\n]*\n", re.MULTILINE)
+POLICY_ADHERENCE = "policy-adherence"  # the builtin capability to act or refuse by a record's state
 MINIMUM_TEMPLATES = 8
 # With fewer templates, those of less exemplary successes are added.
 ENOUGH_TEMPLATES = 24
@@ -448,7 +449,7 @@ def _write_tools(template: Template) -> set[str]:
 
 def _needs_reads(capability: Capability) -> bool:
     """Return whether the capability is to read before acting, so that a write without a read does not count."""
-    return any(word in capability.name for word in ("verif", "precondition", "adherence"))
+    return capability.name == POLICY_ADHERENCE or any(word in capability.name for word in ("verif", "precondition"))
 
 
 def common_data(capability: str, corpus: Corpus) -> dict[str, object]:

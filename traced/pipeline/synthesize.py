@@ -13,10 +13,11 @@ episodes are shown to a model; production contributes counts of request kinds to
 import asyncio
 import dataclasses
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import astuple, dataclass
 from functools import partial
 
+from agents.analyst.builtin import CANDIDATES, label_runs
 from agents.errors import BudgetSpent, ModelDenied, ModelError, ModelRefused, OutOfForm, SynthesisError
 from agents.llm.budget import Budget
 from agents.llm.endpoint import prompt_tokens
@@ -142,8 +143,10 @@ async def _write_builtin(context: Context, capability: str, attempt: int) -> Env
     )
     labels = [label for label in labels if label.trajectory_id in episode_ids]
     replays = solved_replays(context, capability, episodes, labels)
-    solved_labels = [Label(replay.id, capability, 0, Verdict.PRESENT) for replay in replays]
-    trajectories, labels = by_order([*episodes, *replays], [*labels, *solved_labels])
+    labels += await asyncio.to_thread(
+        labels_of_replays, replays, episodes, capability, {row.capability for row in labels}
+    )
+    trajectories, labels = by_order([*episodes, *replays], labels)
     target_world = await usable_world(context)
     try:
         # In a thread: the synthesizer computes for seconds.
@@ -188,10 +191,10 @@ def lacking_openings(trajectories: Sequence[Trajectory], labels: Sequence[Label]
 def solved_replays(
     context: Context, capability: str, episodes: Sequence[Trajectory], labels: Sequence[Label]
 ) -> list[Trajectory]:
-    """Return for each task of a failure that lacked the capability its first solved replay by the attribution.
+    """Return the first solved replay of each task of a failure that lacked the capability.
 
-    So the states in which the live system fails become scenarios. A replay of the live system comes first, one of the
-    base model last.
+    The attribution has played them (none for a recorded target). So the states in which the live system fails become
+    scenarios. A replay of the live system comes first, one of the base model last.
     """
     verdicts = majority(labels, capability)
     tasks = {
@@ -210,6 +213,24 @@ def solved_replays(
                 if replay.task_id in tasks:
                     replays.setdefault(replay.task_id, replay)
     return list(replays.values())
+
+
+def labels_of_replays(
+    replays: Sequence[Trajectory], episodes: Sequence[Trajectory], capability: str, names: Collection[str]
+) -> list[Label]:
+    """Return the builtin analyst's labels of replays for these capabilities, mined beside the cycle's episodes.
+
+    A solved replay of a capability that it has no detector for counts as an example.
+    """
+    if not replays:
+        return []
+    known_capabilities = [candidate for candidate in CANDIDATES if candidate.name in {*names, capability}]
+    ids = {replay.id for replay in replays}
+    rows = label_runs([*episodes, *replays], known_capabilities, runs=[0], seed=0)
+    labels = [row for row in rows if row.trajectory_id in ids]
+    if capability not in {candidate.name for candidate in known_capabilities}:
+        labels += [Label(replay.id, capability, 0, Verdict.PRESENT) for replay in replays]
+    return labels
 
 
 def by_order(trajectories: Sequence[Trajectory], labels: Sequence[Label]) -> tuple[list[Trajectory], list[Label]]:

@@ -1,17 +1,21 @@
 """The replays of the attribution that become scenarios of an environment."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from store.records import StageState
+from store.repositories.cycles import save_cycle
 from store.repositories.evidence import INCUMBENT
 from store.repositories.trajectories import save_trajectories
 from store.types import Label, Outcome, Trajectory, Verdict
+from tests.unit.agents.analysis.library import talk
+from tests.unit.agents.analysis.test_states import conversation, successes
 from tests.unit.pipeline.contexts import context_with_chain
-from tests.unit.store.chain import trajectory
+from tests.unit.store.chain import CYCLE, trajectory
 from traced.pipeline.attribution import replay_model
-from traced.pipeline.synthesize import solved_replays
+from traced.pipeline.synthesize import labels_of_replays, solved_replays
 
 LIVE = "date-reasoning@v1"
 CAPABILITY = "policy-adherence"
@@ -19,7 +23,7 @@ CAPABILITY = "policy-adherence"
 
 def replay(player: str, task: str, outcome: Outcome = Outcome.SUCCESS, cycle: str = "c1") -> Trajectory:
     key = f"{player} {task} {cycle}"
-    return trajectory(key, outcome, model=replay_model(player), task_id=task, cycle_id=cycle)
+    return trajectory(key, outcome, model=replay_model(player), task_id=task, cycle_id=cycle, trial=int(cycle[1:]))
 
 
 def label_of(row: Trajectory, verdict: Verdict = Verdict.LACKING) -> Label:
@@ -40,9 +44,11 @@ def test_each_failure_that_lacked_the_capability_gives_its_first_solved_replay(t
         replay("base", "4", Outcome.FAILURE),
         # Did not lack the capability.
         replay("base", "5"),
+        replay(INCUMBENT, "3", cycle="c0"),
     ]
     with context_with_chain(tmp_path, {}) as context:
         with context.write_session() as session:
+            save_cycle(session, replace(CYCLE, id="c0"))
             save_trajectories(session, replays)
         if has_live:
             composition = {"models": [LIVE], "router": "", "by_turn": False}
@@ -50,3 +56,21 @@ def test_each_failure_that_lacked_the_capability_gives_its_first_solved_replay(t
         rows = {row.task_id: row.model for row in solved_replays(context, CAPABILITY, failures, labels)}
     expected = {"1": replay_model(LIVE), "2": replay_model(INCUMBENT), "3": replay_model("base")}
     assert rows == (expected if has_live else {})
+
+
+def test_a_replay_is_an_example_only_if_the_analyst_says_so() -> None:
+    replays = [
+        talk(conversation("L501", "active", renews=True), name="after the read"),
+        talk(conversation("L502", "active", renews=True, reads=False), name="without the read"),
+    ]
+    labels = labels_of_replays(replays, successes(), CAPABILITY, {"precondition-verification"})
+    verdicts = {(row.trajectory_id, row.capability): row.verdict for row in labels}
+    assert verdicts == {
+        ("after the read", CAPABILITY): Verdict.PRESENT,
+        ("after the read", "precondition-verification"): Verdict.PRESENT,
+        ("without the read", CAPABILITY): Verdict.NA,
+        ("without the read", "precondition-verification"): Verdict.LACKING,
+    }
+    unknown = labels_of_replays(replays, successes(), "tone", {"tone"})
+    assert {(row.capability, row.verdict) for row in unknown} == {("tone", Verdict.PRESENT)}
+    assert labels_of_replays([], successes(), CAPABILITY, set()) == []

@@ -76,11 +76,52 @@ def test_a_change_of_another_record_and_a_text_before_the_read_are_no_decisions(
     assert verdict(other_record, successes())[0] is Verdict.PRESENT
     first_text = talk(
         user("Waive my fine!"),
-        agent("I cannot waive it."),
+        agent("I cannot do that."),
         conversation("L501", "active", renews=False),
         outcome=Outcome.FAILURE,
     )
     assert verdict(first_text, successes()) == (Verdict.NA, None)
+
+
+@pytest.mark.parametrize(
+    ("state", "between", "text"),
+    [
+        # The tool refused the write.
+        (
+            "active",
+            calls("renew_loan", "Error: no connection", loan="L501", until="2025-06-07"),
+            "I cannot renew L501.",
+        ),
+        # Another request was refused.
+        ("active", [], "I cannot waive the fine."),
+        ("active", [], "Renewals of L501 cannot be undone, is that all right?"),
+        # Another write may have changed the state, and made the renewal possible.
+        ("overdue", calls("waive_fine", OK, fine="L501", weeks=1), "Renewed."),
+    ],
+)
+def test_what_is_no_decision_on_the_record(state: str, between: list[JSON], text: str) -> None:
+    lookup = calls("find_loan", LOAN | {"loan": "L501", "state": state}, loan="L501")
+    if state == "overdue":
+        between = [*between, *calls("renew_loan", OK, loan="L501", until="2025-06-07")]
+    trajectory = talk(user("Please renew loan L501."), lookup, between, agent(text), outcome=Outcome.FAILURE)
+    assert verdict(trajectory, [*successes(), waiver()])[0] is not Verdict.LACKING
+
+
+def waiver() -> Trajectory:
+    return talk(
+        user("Please waive fine F1."), calls("waive_fine", OK, fine="F1", weeks=1), agent("Done."), name="waiver"
+    )
+
+
+def test_a_field_that_does_not_matter_gives_no_rule() -> None:
+    rows = []
+    for n in range(40):
+        state = f"branch {'abcdefgh'[n % 8]}" if n % 8 < 6 else "branch " + "ij"[n % 2]
+        text = "" if n % 3 else REFUSAL.format(f"L{500 + n}")
+        rows.append(talk(conversation(f"L{500 + n}", state, renews=bool(n % 3), text=text), name=f"row{n}"))
+    for letter in "abcdefgh":
+        trajectory = talk(conversation("L900", f"branch {letter}", renews=True), outcome=Outcome.FAILURE)
+        assert verdict(trajectory, rows)[0] is not Verdict.LACKING
 
 
 def test_a_change_with_a_refusal_of_something_else_is_no_refusal() -> None:
@@ -97,10 +138,10 @@ def test_a_state_in_which_some_successes_refuse_may_be_refused() -> None:
         talk(conversation(f"L{800 + n}", "active", renews=False, text=REFUSAL), name=f"sometimes{n}") for n in range(4)
     ]
     trajectory = talk(conversation("L501", "active", renews=False, text=REFUSAL), outcome=Outcome.FAILURE)
-    assert verdict(trajectory, [*rows, *successes()]) == (Verdict.NA, None)
+    assert verdict(trajectory, [*rows, *successes(14, 14)]) == (Verdict.NA, None)
 
 
-@pytest.mark.parametrize(("renewals", "refusals", "questions"), [(1, 12, 0), (12, 2, 0), (8, 4, 60)])
+@pytest.mark.parametrize(("renewals", "refusals", "questions"), [(1, 150, 0), (30, 2, 0), (8, 4, 60)])
 def test_a_few_conversations_are_no_evidence_of_a_rule(renewals: int, refusals: int, questions: int) -> None:
     lookups = [
         talk(user("How is my loan?"), *conversation(f"L{700 + n}", "active", renews=False), name=f"question{n}")
@@ -108,11 +149,11 @@ def test_a_few_conversations_are_no_evidence_of_a_rule(renewals: int, refusals: 
     ]
     trajectory = talk(conversation("L501", "overdue", renews=True), outcome=Outcome.FAILURE)
     rows = [*successes(renewals, refusals), *lookups]
-    assert {verdict(trajectory, rows, run) for run in range(8)} == {(Verdict.NA, None)}
+    assert {verdict(trajectory, rows, run) for run in range(4)} == {(Verdict.NA, None)}
 
 
 def test_one_successful_change_in_a_state_shows_that_it_is_allowed() -> None:
-    rows = [*successes(), talk(conversation("L777", "overdue", renews=True), name="once")]
+    rows = [*successes(16, 16), talk(conversation("L777", "overdue", renews=True), name="once")]
     trajectory = talk(conversation("L501", "overdue", renews=True), outcome=Outcome.FAILURE)
     # The sample of a run may leave the one out.
     verdicts = [verdict(trajectory, rows, run)[0] for run in range(8)]
