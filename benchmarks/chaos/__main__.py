@@ -107,6 +107,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--nice", type=int, default=0, help="niceness of the service, to go easy on the machine")
     parser.add_argument("--json", action="store_true", help="print one JSON object on the last line")
     options = parser.parse_args(arguments)
+    if options.kills < options.cycles:
+        parser.error(f"{options.cycles} cycles need as many kills: --kills {options.cycles}, or fewer --cycles")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # what was started is ended all the same
     if options.profile == "power":
         figures = cut_power(options.points, options.seed, options.store, options.nice)

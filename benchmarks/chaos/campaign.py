@@ -163,7 +163,7 @@ class Campaign:
         """Return whether the newest cycle has had its kills; the last of ``least_cycles`` has all that are left."""
         number = _newest_number(store)
         kills = sum(kill.cycle == number for kill in self.done)
-        return number < self.least_cycles and kills >= -(-self.kills // self.least_cycles)
+        return number < self.least_cycles and kills >= self.kills // self.least_cycles
 
     def boundaries_missed(self) -> list[str]:
         """The boundaries at which nothing was killed yet."""
