@@ -128,7 +128,7 @@ class TrainingSection(Section):
     start: Literal["fresh", "warm"] = Field(
         default="fresh",
         description='weights that an adapter of a later cycle begins with: "fresh": new ones; "warm": those of its '
-        "capability's version in the live system, without one those of the version that answers most conversations",
+        "capability's version in the live system, without one those of the version that answers all others",
     )
     max_turns: Positive = Field(default=16, description="assistant messages after which an episode ends")
     max_length: Positive = Field(default=1024, description="tokens of one rollout, all turns")
@@ -161,6 +161,12 @@ class TrainingSection(Section):
         lt=1,
         description="share of each seed's episodes that see the capability's description, which is no part of the "
         "update; a training on the target has none",
+    )
+    demonstrations: int = Field(
+        default=0,
+        ge=0,
+        description="episodes of a seed that the environment's own solution replaces in the update if all of them "
+        "fail; below training.rollouts. A training on the target has none",
     )
     validate_every: int = Field(
         default=5, ge=0, description="iterations between validations, whose best policy is published; 0: the last one"

@@ -37,7 +37,7 @@ _PROBE_TOOL: Tool = {
     },
 }
 # What templates fail to render or to take apart raises one of these.
-_TEMPLATE_ERRORS = (JinjaError, TypeError, ValueError, KeyError, AttributeError, IndexError)
+TEMPLATE_ERRORS = (JinjaError, TypeError, ValueError, KeyError, AttributeError, IndexError)
 
 
 class ChatFormat:
@@ -162,7 +162,7 @@ class ChatFormat:
             problem = _Exactness(self).problem()
         except TemplateError as error:
             problem = error.message
-        except _TEMPLATE_ERRORS as error:
+        except TEMPLATE_ERRORS as error:
             problem = f"cannot render a conversation with a system message and tool calls: {error}"
         return f"the chat template{name} {problem}; train a model of {SUPPORTED}" if problem else ""
 
@@ -175,7 +175,7 @@ class ChatFormat:
         for message in (_answer("a"), _answer(None, [_call("find_order", {"order": "1"})])):
             try:
                 ids = self.encode(*self.text([_user("u"), message], [], answer_follows=False))
-            except _TEMPLATE_ERRORS:
+            except TEMPLATE_ERRORS:
                 continue
             # ... and the control token at the end of a rendered answer, before white space.
             yield from [i for i in ids[-2:] if i in self._hidden_ids][-1:]
@@ -184,7 +184,7 @@ class ChatFormat:
     def _prompt_end(self) -> str:
         try:
             return self.text([_user("u")], [])[0].rstrip()
-        except _TEMPLATE_ERRORS:
+        except TEMPLATE_ERRORS:
             return ""
 
     @property
@@ -282,6 +282,13 @@ class TurnFormat:
         """Return the token that ends an answer which was cut off by its length limit; none if it has ended."""
         return [] if ids and ids[-1] in self.chat_format.stop_ids else [self.end]
 
+    def answer_ids(self, messages: Sequence[Message], tools: Sequence[Tool]) -> list[int] | None:
+        """Return the tokens of the last message, an answer, as the model would sample it, its end included.
+
+        None if the template renders the answer in another way than its generation prompt begins it.
+        """
+        return _answer_ids(self.chat_format, messages, tools)
+
     def between(
         self, messages: Sequence[Message], tools: Sequence[Tool] = (), *, answer: Message | None = None
     ) -> list[int]:
@@ -345,7 +352,7 @@ class _Exactness:
         answers = [place for place, message in enumerate(self.messages) if message["role"] == "assistant"]
         ids: list[int] = self.format.render(self.messages[: answers[0]], tools)
         for place, next_place in zip(answers, [*answers[1:], len(self.messages)], strict=True):
-            turn = self._turn_ids(place, tools)
+            turn = _answer_ids(self.format, self.messages[: place + 1], tools)
             if turn is None:
                 return "renders an answer in another way than its generation prompt begins it"
             problem = self._unread(turn, place)
@@ -363,16 +370,6 @@ class _Exactness:
             return "leaves the tools out of the prompt"
         return ""
 
-    def _turn_ids(self, place: int, tools: Sequence[Tool]) -> list[int] | None:
-        """Return the ids of a rendered answer, as a model would sample it."""
-        prompt, mark = self.format.text(self.messages[:place], tools)
-        turn, _ = _last_stop(self.format, self.messages[: place + 1], tools)
-        if not turn.startswith(prompt):
-            return None
-        prompt_ids, ids = self.format.encode(prompt, mark), self.format.encode(turn, mark)
-        # In the context of its prompt, because some tokenizers put a space before a text that stands alone.
-        return ids[len(prompt_ids) :] if ids[: len(prompt_ids)] == prompt_ids else None
-
     def _unread(self, turn: list[int], place: int) -> str:
         message = self.messages[place]
         parsed = self.format.parse(turn, first_call=count_calls(self.messages[:place]), tools=[_PROBE_TOOL])
@@ -381,6 +378,16 @@ class _Exactness:
         if parsed.get("tool_calls") != message.get("tool_calls"):
             return "does not write tool calls in a form that can be read back"
         return f"does not write an answer that can be read back: {message} is read as {parsed}"
+
+
+def _answer_ids(chat_format: ChatFormat, messages: Sequence[Message], tools: Sequence[Tool]) -> list[int] | None:
+    prompt, mark = chat_format.text(messages[:-1], tools)
+    turn, _ = _last_stop(chat_format, messages, tools)
+    if not turn.startswith(prompt):
+        return None
+    prompt_ids, ids = chat_format.encode(prompt, mark), chat_format.encode(turn, mark)
+    # In the context of its prompt, because some tokenizers put a space before a text that stands alone.
+    return ids[len(prompt_ids) :] if ids[: len(prompt_ids)] == prompt_ids else None
 
 
 def _between(

@@ -7,7 +7,7 @@ have; ``distilled`` from the adapters themselves, each the teacher in its own en
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from sqlmodel import Session
@@ -67,7 +67,7 @@ def members_and_live(context: Context, adapters: Sequence[str]) -> tuple[list[st
     return [*adapters, *other_versions], live
 
 
-def sound(context: Context, names: Sequence[str]) -> list[str]:
+def sound(context: Context, names: Iterable[str]) -> list[str]:
     """Return the versions that are not in quarantine."""
     with context.read_session() as session:
         quarantined = quarantined_adapters(session)

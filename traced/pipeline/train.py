@@ -24,6 +24,7 @@ from store.repositories.adapters import (
     START_VERSION,
     get_adapter,
     list_adapters,
+    list_training_runs,
     save_adapter,
     save_iterations,
     save_training_run,
@@ -109,7 +110,7 @@ async def train(context: Context, capability: str, environment: str) -> str:
         name = trained_adapter(context, run_id)
         if name is None:
             device = training_device(context.settings.devices.train_on, context.settings.training.processes, os.environ)
-            start = version_to_start_with(context, capability)
+            start = start_of_run(context, run_id, capability)
             job = job_in(context, run_id, capability, environment, device, start=start)
             job = await with_servers(context, job, device)
             _begin(context, job, environment, start)
@@ -178,6 +179,8 @@ def job_for(
         open_share=training.open_share,
         hint=hint,
         hint_share=training.hint_share if hint else 0.0,
+        # A target's solutions are not for training.
+        demonstrations=training.demonstrations if "environment" in source else 0,
         validate_every=training.validate_every,
         validation_seeds=training.validation_seeds,
         # Without validated policies there is none to go back to.
@@ -277,35 +280,51 @@ def job_in(
     if capability == MIXTURE:
         job = replace(job, iterations=job.iterations * len(members))
     elif capability == DISTILLED:
-        job = replace(job, teachers=folders, kl=0.0, recovery_kl=0.0)
+        job = replace(job, teachers=folders, kl=0.0, recovery_kl=0.0, demonstrations=0)
     return with_user(context, job, context.settings.sandbox.call_seconds) if asks_for_model(source_code) else job
 
 
+def start_of_run(context: Context, run_id: str, capability: str) -> str:
+    """Return the version that a run has begun with, or that a new run begins with; "" for new weights.
+
+    Raises:
+        CapabilityError: The version that the run has begun with is in quarantine by now.
+    """
+    with context.read_session() as session:
+        runs = [run for run in list_training_runs(session, context.cycle_id) if run.id == run_id]
+    if not runs or START_VERSION not in runs[0].config:
+        return version_to_start_with(context, capability)
+    start = str(runs[0].config[START_VERSION])
+    if start and not sound(context, [start]):
+        raise CapabilityError(f"the training began with {start}, which is in quarantine by now")
+    return start
+
+
 def version_to_start_with(context: Context, capability: str) -> str:
-    """Return the adapter version whose weights a training begins with, "" for new weights.
+    """Return the adapter version whose weights a new training begins with, "" for new weights.
 
     With ``training.start = "warm"`` it is the version of the capability that answers in the live system. Without one it
-    is the version that answers most conversations: the only one, or the one that has those which the router leaves to
-    the base model. So what the live system can do is not learnt a second time.
+    is the version that answers everything, or what the router leaves to the base model: what the live system can do is
+    not learnt a second time. A distillation begins with new weights.
     """
     # Imported here because the API imports this module, and routers load numpy.
     from traced.pipeline.incumbent import incumbent_of
 
-    if context.settings.training.start == "fresh":
+    if context.settings.training.start == "fresh" or capability == DISTILLED:
         return ""
     composition = incumbent_of(context).composition
+    capability = MERGED if capability == MIXTURE else capability
     names = [name for name in composition.models if capability_of(name) == capability]
     if composition.models and (broadest := composition.default or composition.model):
         names.append(broadest)
-    live = sound(context, names)
-    if not live:
-        return ""
-    with context.read_session() as session:
-        folder = Path(get_adapter(session, live[0]).path)
-    if reason := shape_mismatch(live[0], folder, context.settings.training):
-        context.progress.note(f"{capability} begins with new weights: {reason}")
-        return ""
-    return live[0]
+    for name in sound(context, dict.fromkeys(names)):
+        with context.read_session() as session:
+            folder = Path(get_adapter(session, name).path)
+        reason = shape_mismatch(name, folder, context.settings.training)
+        if not reason:
+            return name
+        context.progress.note(f"{capability} does not begin with {name}: {reason}")
+    return ""
 
 
 def _begin(context: Context, job: TrainingJob, environment: str, start: str) -> None:

@@ -55,6 +55,7 @@ ABSENT_IF_OFF = {
     "teachers": ("teachers",),
     "start": ("start",),
     "hint_share": ("hint", "hint_share"),
+    "demonstrations": ("demonstrations",),
     "open_share": ("open_share",),
     "kl": ("kl",),
     "entropy_bonus": ("entropy_bonus",),
@@ -109,6 +110,7 @@ class TrainingJob:
         ""  # at the end of the system prompt of a share of each group's rollouts, and stripped before the update
     )
     hint_share: float = 0.0
+    demonstrations: int = 0  # rollouts of a group without a success that the environment's solution replaces
     kl: float = 0.0  # coefficient of the KL term to the base
     entropy_bonus: float = 0.0  # coefficient of the mean entropy per token in the objective
     # Tokens, padding included, of one forward and backward pass: at most on a CPU, of the first pass on a GPU, whose
@@ -206,7 +208,12 @@ class TrainingJob:
         for name in ("kl", "entropy_bonus", "recovery_kl", "recovery_entropy_bonus"):
             if getattr(self, name) < 0:
                 raise JobError(f"{name} is {getattr(self, name)}; it must be at least 0")
-        excluded = ("kl", "recovery_kl", "hint_share", "recovery_hint_share", "shard")
+        if not 0 <= self.demonstrations < self.rollouts:
+            raise JobError(
+                f"demonstrations is {self.demonstrations}; one of {self.rollouts} rollouts must be the policy's",
+                hint=f"training.demonstrations = {self.rollouts - 1} at most",
+            )
+        excluded = ("kl", "recovery_kl", "hint_share", "recovery_hint_share", "demonstrations", "shard")
         if self.teachers and (name := next(filter(lambda name: getattr(self, name), excluded), "")):
             raise JobError(
                 f"{name} is set, and the job has teachers, which a distillation does not combine with it",

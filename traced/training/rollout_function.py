@@ -10,7 +10,8 @@ that the hint has brought about, and their gradient with it; and it would be cli
 rare. The price is a bias: these tokens are not the policy's own choice. So their rollouts count neither in the success
 and reward of an iteration nor in the check of the sampling policy. Hinted and other rollouts of a seed are one group,
 in which a seed that only the hint solves has a gradient. The paper (TRACE) does not mention hints; its authors' code
-shows them and strips them before the update.
+shows them and strips them before the update. The rows of solutions that replace rollouts of a group without a success
+(``traced.training.demonstrations``) are treated alike; the policy's figures count the rollouts that they replace.
 
 How it fails: ``EngineLost``, ``EnvironmentFailed`` or ``SimulatorError`` if every group of an iteration was lost.
 """
@@ -27,6 +28,7 @@ from typing import Any, Protocol
 from traced.core.seeds import derive_seed
 from traced.rollouts.errors import Fault
 from traced.targets.errors import SimulatorError
+from traced.training.demonstrations import demonstrations
 from traced.training.errors import EngineLost, EnvironmentFailed, TrainingPaused
 from traced.training.job import Validation
 from traced.training.rollouts import Conversation, End, IterationRollouts, Rollout, Sampler
@@ -38,6 +40,8 @@ PAUSE_POLL_S = 1.0
 class Batch:
     """The outcome of an iteration's rollouts; a lost group has no rewards.
 
+    Rewards, servers and ``is_foreign`` are those of the rows; all other figures those of the rollouts that were played.
+
     Args:
         rewards: One per rollout; None for the rollouts of a lost group.
         lengths: Sampled tokens of each scored rollout.
@@ -48,7 +52,10 @@ class Batch:
         seconds: For how long the trainer waited for the rollouts.
         sampling_seconds: For how long they were played; with overlap most of it during the last update.
         validation: The figures of the policy, if it was validated beside the rollouts.
-        is_hinted: Per row whether it was sampled with a hint, which its prompt has no more.
+        own_rewards: The rewards of the scored rollouts without a hint.
+        demonstrations: The number of rows with a solution in the place of a rollout.
+        is_foreign: Per row whether the policy did not choose its tokens by itself: the row was sampled with a hint,
+            which its prompt has no more, or is a solution.
         hinted_scored: The number of scored rollouts with a hint.
         hinted_successes: The number of those that succeeded.
         seeds: Per row the seed of its episode.
@@ -71,7 +78,9 @@ class Batch:
     sampling_seconds: float
     validation: Validation | None = None
     entropy: float = math.nan
-    is_hinted: list[bool] = field(default_factory=list)
+    own_rewards: list[float] = field(default_factory=list)
+    demonstrations: int = 0
+    is_foreign: list[bool] = field(default_factory=list)
     seeds: list[int] = field(default_factory=list)
     hinted_scored: int = 0
     hinted_successes: int = 0
@@ -84,13 +93,12 @@ class Batch:
     @property
     def reward(self) -> float:
         """Return the mean reward of the scored rollouts without a hint."""
-        is_hinted = self.is_hinted or [False] * len(self.rewards)
-        rewards = [r for r, hinted in zip(self.rewards, is_hinted, strict=True) if r is not None and not hinted]
-        return sum(rewards) / len(rewards)
+        return sum(self.own_rewards) / len(self.own_rewards)
 
-    def hint_metrics(self) -> dict[str, float]:
-        """Return the success rate of the rollouts with a hint, if there are any."""
-        return {"hinted_success": self.hinted_successes / self.hinted_scored} if self.hinted_scored else {}
+    def foreign_metrics(self) -> dict[str, float]:
+        """Return the success rate of the rollouts with a hint and the number of solutions, if there are any."""
+        hinted = {"hinted_success": self.hinted_successes / self.hinted_scored} if self.hinted_scored else {}
+        return hinted | ({"demonstrations": float(self.demonstrations)} if self.demonstrations else {})
 
 
 @dataclass
@@ -146,6 +154,7 @@ class RolloutFunction:
             is then sampled during the update before it. None: strictly on-policy.
         may_pause: Returns whether the rollouts of an iteration, counted from 0, may be given up for a pause.
         open_seeds: Draws a share of the seeds from earlier groups whose rewards differed.
+        demonstrations: The number of rollouts of a group without a success that the environment's solution replaces.
         validations: Says which policies are validated beside the rollouts that are sampled from them.
     """
 
@@ -158,6 +167,7 @@ class RolloutFunction:
     may_pause: Callable[[int], bool] = lambda iteration: False
     validations: PolicyValidation | None = None
     open_seeds: SeedChoice | None = None
+    demonstrations: int = 0
     last: Batch = field(init=False)
     _ahead: _Sampling | None = field(init=False, default=None)
     _running: _Sampling | None = field(init=False, default=None)
@@ -185,13 +195,14 @@ class RolloutFunction:
         outcome = sampling.future.result()
         self._running = None
         self.on_played(iteration + 1, outcome.rollouts)
+        row_rollouts = self._with_demonstrations(outcome.rollouts)
         if self.open_seeds is not None:
-            self.open_seeds.record(iteration, outcome.rollouts)
-        self.last = self._batch(outcome, sampling.policy, time.perf_counter() - started)
+            self.open_seeds.record(iteration, row_rollouts)
+        self.last = self._batch(outcome, row_rollouts, sampling.policy, time.perf_counter() - started)
         if self.validations is not None and outcome.validation:
             self.last.validation = self.validations.end(sampling.policy, outcome.validation)
         self._start_ahead(trainer.model, iteration)
-        rows = [self._row(rollout, is_lost) for rollout, is_lost in _with_losses(outcome.rollouts)]
+        rows = [self._row(rollout, is_lost) for rollout, is_lost in _with_losses(row_rollouts)]
         columns = ("prompt_ids", "completion_ids", "logprobs", "env_mask")
         return {**{name: [row[i] for row in rows] for i, name in enumerate(columns)}, "reward": self.last.rewards}
 
@@ -253,7 +264,15 @@ class RolloutFunction:
         if seeds is not None:
             self._ahead = self._start(model, iteration + 1, iteration, seeds)
 
-    def _batch(self, outcome: IterationRollouts, policy: int, seconds: float) -> Batch:
+    def _with_demonstrations(self, rollouts: list[Rollout]) -> list[Rollout]:
+        """Return the rollouts that are trained on: those played, with solutions in the place of some."""
+        if not self.demonstrations:
+            return rollouts
+        task = self.sampler.portal.start_task_soon(demonstrations, self.sampler, rollouts, self.demonstrations)
+        solutions = task.result()
+        return [solutions.get(position, rollout) for position, rollout in enumerate(rollouts)]
+
+    def _batch(self, outcome: IterationRollouts, row_rollouts: list[Rollout], policy: int, seconds: float) -> Batch:
         rollouts = outcome.rollouts
         scored = [rollout for rollout, is_lost in _with_losses(rollouts) if not is_lost]
         if not scored:
@@ -264,15 +283,16 @@ class RolloutFunction:
         surprise = -sum(sum(conversation.logprobs) for conversation in conversations)
         groups = {rollout.group for rollout in rollouts}
         hinted = [rollout for rollout in scored if rollout.hint]
+        solution_rows = {position for position, rollout in enumerate(rollouts) if row_rollouts[position] is not rollout}
         return Batch(
-            rewards=[None if is_lost else rollout.reward for rollout, is_lost in _with_losses(rollouts)],
+            rewards=[None if is_lost else rollout.reward for rollout, is_lost in _with_losses(row_rollouts)],
             successes=sum(rollout.success for rollout in scored),
             scored=len(scored),
             policy_tokens=sum(lengths),
             lengths=lengths,
             turns=sum(rollout.turns for rollout in scored),
             ends=Counter(rollout.end for rollout in scored if rollout.end is not None),
-            servers=[self._servers(rollout, is_lost) for rollout, is_lost in _with_losses(rollouts)],
+            servers=[self._servers(rollout, is_lost) for rollout, is_lost in _with_losses(row_rollouts)],
             retried=len(outcome.retried),
             lost_groups=len(groups) - len({rollout.group for rollout in scored}),
             busy_share=outcome.busy_share,
@@ -280,7 +300,9 @@ class RolloutFunction:
             seconds=seconds,
             sampling_seconds=outcome.seconds,
             entropy=surprise / max(1, sum(lengths)),
-            is_hinted=[bool(rollout.hint) for rollout in rollouts],
+            own_rewards=[rollout.reward or 0.0 for rollout in scored if not rollout.hint],
+            demonstrations=len(solution_rows),
+            is_foreign=[bool(rollout.hint) or position in solution_rows for position, rollout in enumerate(rollouts)],
             seeds=[rollout.seed for rollout in rollouts],
             hinted_scored=len(hinted),
             hinted_successes=sum(rollout.success for rollout in hinted),

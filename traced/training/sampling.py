@@ -62,6 +62,7 @@ def rollout_function(
         may_pause=loses_nothing,
         validations=validations,
         open_seeds=OpenSeeds(job) if job.open_share else None,
+        demonstrations=job.demonstrations,
     )
 
 

@@ -11,7 +11,14 @@ from sqlalchemy import update
 from sandbox.contract import Message, Tool
 from store.database import write_session
 from store.records import Cycle, CycleState, StageState
-from store.repositories.adapters import get_adapter, save_adapter
+from store.repositories.adapters import (
+    START_VERSION,
+    begin_quarantine,
+    get_adapter,
+    get_training_run,
+    save_adapter,
+    save_training_run,
+)
 from store.repositories.cycles import list_stage_events, save_cycle
 from store.repositories.evidence import ATTRIBUTE, INCUMBENT, candidate_model, evidence_chain, gate_models
 from store.repositories.promotions import roll_back
@@ -23,6 +30,7 @@ from tests.unit.pipeline.contexts import context_with_chain
 from tests.unit.store.chain import CYCLE, GATE, later
 from traced.cli.evidence_text import chain_lines
 from traced.config.settings import load_settings
+from traced.core.errors import CapabilityError
 from traced.evaluation.gate import GatePolicy
 from traced.inference.client import Completion
 from traced.inference.policies import Policy
@@ -32,7 +40,7 @@ from traced.pipeline.context import Context, RunningStage
 from traced.pipeline.episodes import Player
 from traced.pipeline.gate import Sides
 from traced.pipeline.incumbent import Incumbent, current_incumbent, incumbent_of, with_version
-from traced.pipeline.train import version_to_start_with
+from traced.pipeline.train import start_of_run, version_to_start_with
 from traced.routing.composition import Composition
 from traced.scoring.evidence import OutcomeSources
 
@@ -146,6 +154,23 @@ def test_a_new_capability_begins_with_the_adapter_that_answers_most_conversation
         write_shape(context, context.settings.training.lora_r)
         assert version_to_start_with(context, "refunds") == of_refunds
         assert version_to_start_with(context, "date-reasoning") == of_dates
+
+
+def test_a_run_that_is_resumed_keeps_what_it_began_with(tmp_path: Path) -> None:
+    with context_with_chain(tmp_path, {"training.start": "warm"}) as context:
+        second = add_cycle(context, "c2", 60)
+        write_shape(context, context.settings.training.lora_r)
+        assert start_of_run(second, "c2/date-reasoning/e", "date-reasoning") == LIVE
+        with context.write_session() as session:
+            run = get_training_run(session, get_adapter(session, LIVE).training_run_id)
+            for name, start in (("new weights", ""), ("warm", LIVE)):
+                save_training_run(session, replace(run, id=name, cycle_id="c2", config={START_VERSION: start}))
+        assert [start_of_run(second, name, "date-reasoning") for name in ("new weights", "warm")] == ["", LIVE]
+        with context.write_session() as session:
+            begin_quarantine(session, LIVE, "its files differ", at=later(70))
+        assert not version_to_start_with(second, "date-reasoning")
+        with pytest.raises(CapabilityError, match=f"began with {LIVE}, which is in quarantine"):
+            start_of_run(second, "warm", "date-reasoning")
 
 
 def test_a_cycle_that_collected_before_incumbents_were_recorded_has_the_base_model(tmp_path: Path) -> None:

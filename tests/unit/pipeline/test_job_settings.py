@@ -44,6 +44,13 @@ def test_only_a_job_with_a_hint_shows_it(tmp_path: Path) -> None:
     assert unhinted.hint_share == unhinted.recovery_hint_share == 0
 
 
+def test_only_an_environment_shows_its_solutions(tmp_path: Path) -> None:
+    settings = load_settings(tmp_path, {"training.demonstrations": 3})
+    fixed: dict[str, Any] = {"run_id": "r", "capability": "c", "model": tmp_path, "out": tmp_path}
+    jobs = [job_for(settings, source=source, **fixed) for source in ({"environment": "e.py"}, {"target": "desk"})]
+    assert [job.demonstrations for job in jobs] == [3, 0]
+
+
 @pytest.mark.parametrize(
     ("result", "text"),
     [
