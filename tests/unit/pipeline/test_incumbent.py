@@ -24,7 +24,7 @@ from store.repositories.evidence import ATTRIBUTE, INCUMBENT, candidate_model, e
 from store.repositories.promotions import roll_back
 from store.repositories.serving import answering_models, list_routing
 from store.repositories.trajectories import TrajectoryFilter, list_trajectories
-from store.tables import CycleRow
+from store.tables import CycleRow, TrainingRunRow
 from store.types import GateResult
 from tests.unit.pipeline.contexts import context_with_chain
 from tests.unit.store.chain import CYCLE, GATE, later
@@ -251,13 +251,17 @@ def test_the_evidence_names_what_the_gate_compared_with_and_why_the_live_system_
         with context.read_session() as session:
             lines = list(chain_lines(evidence_chain(session, LIVE), OutcomeSources(Counter(), Counter()), []))
         assert "gate         pass after 2 rounds" in lines
+        assert not any("began with" in line for line in lines)
         kinds = {"date-reasoning": {"residual": 3, "chance": 1}}
         context.event(INCUMBENT, StageState.FINISHED, composition={"models": ["a@v1"]}, live=["a@v1"])
         context.event(ATTRIBUTE, StageState.FINISHED, kinds=kinds)
+        with context.write_session() as session:
+            session.execute(update(TrainingRunRow).values(config={START_VERSION: "a@v1"}))
         with context.read_session() as session:
             lines = list(chain_lines(evidence_chain(session, LIVE), OutcomeSources(Counter(), Counter()), []))
         assert "attribution  failures of the live system that lacked it: 3 residual, 1 chance" in lines
         assert "gate         pass after 2 rounds against the live system (a@v1)" in lines
+        assert any(line.startswith("training") and line.endswith(", began with a@v1") for line in lines)
         assert any("target: without it 40.0 %, with it 60.0 %" in line for line in lines)
 
 

@@ -146,3 +146,15 @@ def _cancels_after_reading(trajectory: Trajectory) -> bool:
 def _labels(labels: list[Label], retained: list[Trajectory]) -> list[Label]:
     position = {trajectory.id for trajectory in retained}
     return [label for label in labels if label.trajectory_id in position]
+
+
+@pytest.mark.parametrize(
+    ("name", "is_demanded"),
+    [("policy-adherence", True), ("precondition-verification", True), ("tone-adherence", False)],
+)
+def test_a_capability_to_act_by_a_records_state_demands_the_read(name: str, is_demanded: bool) -> None:
+    lookups = [cancelled(f"W30{n}", with_lookup=True) for n in range(6)]
+    exemplary = [*REFUSALS, *(refusal(f"W11{n}") for n in range(5)), *lookups]
+    labels = [Label(row.id, name, 0, Verdict.PRESENT) for row in exemplary]
+    templates = environment_class(synthesize(capability(name), exemplary, labels, seed=0))().data["templates"]
+    assert {template["reads_first"] for template in templates} == {is_demanded}
