@@ -85,7 +85,10 @@ def _rule(rows: Sequence[Decision], link: Link, field: str) -> StateRule | None:
 
 
 def _chance(rows: Sequence[Decision]) -> float:
-    """Return how likely so many reads are in states without a write if the state does not matter (permutation test)."""
+    """Return how likely so many reads are in states without a write if the state does not matter (permutation test).
+
+    Above ``_MAX_CHANCE`` it is a lower bound.
+    """
     states, is_made = [row.state for row in rows], [row.is_made for row in rows]
     observed = _reads_without_write(states, is_made)
     rng = random.Random(0)
@@ -93,6 +96,8 @@ def _chance(rows: Sequence[Decision]) -> float:
     for _ in range(_PERMUTATIONS):
         rng.shuffle(is_made)
         exceeded += _reads_without_write(states, is_made) >= observed
+        if exceeded > _MAX_CHANCE * (1 + _PERMUTATIONS):
+            break  # shown to be likely enough, and samples may be large
     return (1 + exceeded) / (1 + _PERMUTATIONS)
 
 
@@ -116,9 +121,10 @@ def decisions(view: View, link: Link, field: str, kinds: Mapping[str, ToolKind])
             index: int | None = None
             is_made = False
             if first is not None:
-                # Another write may change the state, and one that the tool refuses is neither made nor refused.
-                is_made = first.name == link.write_tool and first.succeeded
+                # Another write may change the state: what follows is no decision on the state that was read.
+                is_made = first.name == link.write_tool
                 index = first.index if is_made else None
+            # A write that the tool refused is neither made nor refused.
             elif not any(call.name == link.write_tool and _names(call, record) for call in calls):
                 index = _refusal(view, link, last_read, kinds, is_only=len(reads) == 1)
             yield Decision(state, is_made, index is not None and not is_made, index)

@@ -272,6 +272,10 @@ def main() -> None:
     parser.add_argument("--vocabulary", type=int, default=VOCABULARY, help="tokens of a new tokenizer")
     parser.add_argument("--threads", type=int, default=2)
     options = parser.parse_args()
+    if options.width <= 0 or options.width % 64:
+        parser.error(f"--width {options.width} is no multiple of 64")
+    if options.init and (options.width, options.vocabulary) != (WIDTH, VOCABULARY):
+        parser.error("--init keeps width and vocabulary of its model: leave out --width and --vocabulary")
     torch.set_num_threads(options.threads)
     if options.textworld:
         world = textworld(options.textworld)

@@ -128,7 +128,7 @@ class TrainingSection(Section):
     start: Literal["fresh", "warm"] = Field(
         default="fresh",
         description='weights that an adapter of a later cycle begins with: "fresh": new ones; "warm": those of its '
-        "capability's version in the live system, without one those of the version that answers all others",
+        "capability's version in the live system, else those of the version that answers the other conversations",
     )
     max_turns: Positive = Field(default=16, description="assistant messages after which an episode ends")
     max_length: Positive = Field(default=1024, description="tokens of one rollout, all turns")

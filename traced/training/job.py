@@ -213,6 +213,11 @@ class TrainingJob:
                 f"demonstrations is {self.demonstrations}; one of {self.rollouts} rollouts must be the policy's",
                 hint=f"training.demonstrations = {self.rollouts - 1} at most",
             )
+        if self.demonstrations and "environment" not in self.environment_source:
+            raise JobError(
+                f"demonstrations is {self.demonstrations}, and a target shows no solutions to a training",
+                hint="training.demonstrations = 0",
+            )
         excluded = ("kl", "recovery_kl", "hint_share", "recovery_hint_share", "demonstrations", "shard")
         if self.teachers and (name := next(filter(lambda name: getattr(self, name), excluded), "")):
             raise JobError(

@@ -67,9 +67,9 @@ def select_rows(batch: Batch, servers: Sequence[Sequence[str]], policy: int, tok
         servers: Per row, per completion token, the engine that sampled it.
         policy: The iteration whose adapter should have sampled.
     """
-    if "is_foreign" in batch:
+    if "is_off_policy" in batch:
         # Their log-probs are not those of the sampling policy.
-        own_rows = (~batch["is_foreign"]).nonzero().flatten().tolist()
+        own_rows = (~batch["is_off_policy"]).nonzero().flatten().tolist()
         batch, servers = {name: values[own_rows] for name, values in batch.items()}, [servers[row] for row in own_rows]
     is_sampled = (batch["completion_mask"] * batch["tool_mask"]).bool()
     lengths = (batch["prompt_mask"].sum(1) + batch["completion_mask"].sum(1)).tolist()

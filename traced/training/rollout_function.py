@@ -40,7 +40,8 @@ PAUSE_POLL_S = 1.0
 class Batch:
     """The outcome of an iteration's rollouts; a lost group has no rewards.
 
-    Rewards, servers and ``is_foreign`` are those of the rows; all other figures those of the rollouts that were played.
+    Rewards, servers and ``is_off_policy`` are those of the rows; all other figures are those of the rollouts that were
+    played.
 
     Args:
         rewards: One per rollout; None for the rollouts of a lost group.
@@ -54,7 +55,7 @@ class Batch:
         validation: The figures of the policy, if it was validated beside the rollouts.
         own_rewards: The rewards of the scored rollouts without a hint.
         demonstrations: The number of rows with a solution in the place of a rollout.
-        is_foreign: Per row whether the policy did not choose its tokens by itself: the row was sampled with a hint,
+        is_off_policy: Per row whether the policy did not choose its tokens by itself: the row was sampled with a hint,
             which its prompt has no more, or is a solution.
         hinted_scored: The number of scored rollouts with a hint.
         hinted_successes: The number of those that succeeded.
@@ -76,11 +77,11 @@ class Batch:
     policy: int
     seconds: float
     sampling_seconds: float
+    own_rewards: list[float]
     validation: Validation | None = None
     entropy: float = math.nan
-    own_rewards: list[float] = field(default_factory=list)
     demonstrations: int = 0
-    is_foreign: list[bool] = field(default_factory=list)
+    is_off_policy: list[bool] = field(default_factory=list)
     seeds: list[int] = field(default_factory=list)
     hinted_scored: int = 0
     hinted_successes: int = 0
@@ -95,7 +96,7 @@ class Batch:
         """Return the mean reward of the scored rollouts without a hint."""
         return sum(self.own_rewards) / len(self.own_rewards)
 
-    def foreign_metrics(self) -> dict[str, float]:
+    def off_policy_metrics(self) -> dict[str, float]:
         """Return the success rate of the rollouts with a hint and the number of solutions, if there are any."""
         hinted = {"hinted_success": self.hinted_successes / self.hinted_scored} if self.hinted_scored else {}
         return hinted | ({"demonstrations": float(self.demonstrations)} if self.demonstrations else {})
@@ -302,7 +303,9 @@ class RolloutFunction:
             entropy=surprise / max(1, sum(lengths)),
             own_rewards=[rollout.reward or 0.0 for rollout in scored if not rollout.hint],
             demonstrations=len(solution_rows),
-            is_foreign=[bool(rollout.hint) or position in solution_rows for position, rollout in enumerate(rollouts)],
+            is_off_policy=[
+                bool(rollout.hint) or position in solution_rows for position, rollout in enumerate(rollouts)
+            ],
             seeds=[rollout.seed for rollout in rollouts],
             hinted_scored=len(hinted),
             hinted_successes=sum(rollout.success for rollout in hinted),

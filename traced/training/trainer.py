@@ -291,8 +291,8 @@ class GroupRelativeTrainer(GRPOTrainer):
             batch = padded(self.rollout_function(prompts, self), self._tokenizer.pad_token_id)
             last = self.rollout_function.last
             self.groups = group_advantages(last.rewards, self.num_generations)
-            if any(last.is_foreign):
-                batch["is_foreign"] = torch.tensor(last.is_foreign)
+            if any(last.is_off_policy):
+                batch["is_off_policy"] = torch.tensor(last.is_off_policy)
             measured_rows = select_rows(batch, last.servers, last.policy, DRIFT_TOKENS)
             # Before the other processes get the rollouts, so that all of them begin their passes afterwards.
             self.rollout_function.begin_update()
@@ -464,8 +464,8 @@ class GroupRelativeTrainer(GRPOTrainer):
         teacher_logprobs = self._teacher_logprobs(model, inputs)
         logprobs, entropies = self._logprobs(model, inputs)
         sampled = inputs["old_per_token_logps"]
-        if "is_foreign" in inputs:
-            sampled = torch.where(inputs["is_foreign"].unsqueeze(1), logprobs.detach(), sampled)
+        if "is_off_policy" in inputs:
+            sampled = torch.where(inputs["is_off_policy"].unsqueeze(1), logprobs.detach(), sampled)
         ratio = torch.exp(logprobs - sampled)
         weights, kl = inputs["weights"].unsqueeze(1), torch.zeros_like(logprobs)
         advantages = inputs["advantages"].unsqueeze(1)
@@ -553,7 +553,7 @@ class GroupRelativeTrainer(GRPOTrainer):
             "sampling_seconds": last.sampling_seconds,
             "engine_busy": last.busy_share,
             **self.drift.metrics(),
-            **last.foreign_metrics(),
+            **last.off_policy_metrics(),
             **({"kl": sums.per_token(sums.kl)} if self.beta or self._teachers is not None else {}),
             **({} if last.validation is None else last.validation.metrics()),
         }

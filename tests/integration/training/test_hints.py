@@ -23,7 +23,7 @@ def test_the_ratio_of_a_hinted_row_is_one_and_the_policy_check_leaves_it_out(
     def compare_logprobs(trainer: GroupRelativeTrainer, model: object, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
         with torch.no_grad():
             gap = (logprobs(trainer, model, inputs)[0] - inputs["old_per_token_logps"]).abs()
-        is_hinted = inputs["is_foreign"]
+        is_hinted = inputs["is_off_policy"]
         distances.append((float(gap[is_hinted].max()), float(gap[~is_hinted].max())))
         return compute(trainer, model, inputs)
 
@@ -43,7 +43,7 @@ def test_the_ratio_of_a_hinted_row_is_one_and_the_policy_check_leaves_it_out(
 def test_hinted_rows_are_not_measured() -> None:
     mask = torch.ones(3, 2, dtype=torch.long)
     batch = {name: mask for name in ("prompt_mask", "completion_mask", "tool_mask")}
-    batch |= {"prompt_ids": torch.arange(6).view(3, 2), "is_foreign": torch.tensor([True, False, True])}
+    batch |= {"prompt_ids": torch.arange(6).view(3, 2), "is_off_policy": torch.tensor([True, False, True])}
     measured_rows = select_rows(batch, [["a", "a"], ["b", "b"], ["c", "c"]], policy=0, tokens=1000)
     assert measured_rows.engines == ["b"]
     assert measured_rows.rows["prompt_ids"].tolist() == [[2, 3]]

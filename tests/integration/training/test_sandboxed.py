@@ -62,6 +62,15 @@ def test_two_runs_in_two_containers_give_the_same_adapter(
     assert all(torch.equal(runs[0][key], runs[1][key]) for key in runs[0])
 
 
+def test_the_oracle_in_the_container_shows_its_solution_where_every_rollout_fails(
+    model_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRL_EXPERIMENTAL_SILENCE", "1")
+    training_job = dataclasses.replace(job(model_path, tmp_path, "out", source()), demonstrations=1)
+    metrics = train(training_job)
+    assert any(row.get("demonstrations", 0) >= 1 for row in metrics)
+
+
 def test_an_environment_that_raises_is_never_a_reward(
     model_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -4,6 +4,7 @@ import json
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from sqlalchemy import update
@@ -34,7 +35,7 @@ from traced.core.errors import CapabilityError
 from traced.evaluation.gate import GatePolicy
 from traced.inference.client import Completion
 from traced.inference.policies import Policy
-from traced.pipeline import base_check, episodes, gate, incumbent
+from traced.pipeline import base_check, episodes, gate, incumbent, train
 from traced.pipeline.collect import collect, collected
 from traced.pipeline.context import Context, RunningStage
 from traced.pipeline.episodes import Player
@@ -154,6 +155,17 @@ def test_a_new_capability_begins_with_the_adapter_that_answers_most_conversation
         write_shape(context, context.settings.training.lora_r)
         assert version_to_start_with(context, "refunds") == of_refunds
         assert version_to_start_with(context, "date-reasoning") == of_dates
+
+
+def test_a_run_stores_what_it_begins_with(tmp_path: Path) -> None:
+    with context_with_chain(tmp_path, {}) as context:
+        with context.read_session() as session:
+            environment = get_adapter(session, LIVE).environment_hash
+        fixed: dict[str, Any] = {"capability": "date-reasoning", "model": tmp_path, "out": tmp_path}
+        job = train.job_for(context.settings, run_id="new", source={"environment": "e.py"}, **fixed)
+        train._begin(context, job, environment, LIVE)
+        with context.read_session() as session:
+            assert get_training_run(session, "new").config[START_VERSION] == LIVE
 
 
 def test_a_run_that_is_resumed_keeps_what_it_began_with(tmp_path: Path) -> None:

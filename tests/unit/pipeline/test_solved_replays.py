@@ -1,20 +1,25 @@
 """The replays of the attribution that become scenarios of an environment."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from agents.errors import SynthesisError
 from store.records import StageState
 from store.repositories.cycles import save_cycle
 from store.repositories.evidence import INCUMBENT
 from store.repositories.trajectories import save_trajectories
-from store.types import Label, Outcome, Trajectory, Verdict
+from store.types import Capability, Label, Outcome, Trajectory, Verdict
 from tests.unit.agents.analysis.library import talk
 from tests.unit.agents.analysis.test_states import conversation, successes
 from tests.unit.pipeline.contexts import context_with_chain
 from tests.unit.store.chain import CYCLE, trajectory
+from traced.core.errors import CapabilityError
+from traced.pipeline import synthesize
 from traced.pipeline.attribution import replay_model
+from traced.pipeline.context import Context
 from traced.pipeline.synthesize import labels_of_replays, solved_replays
 
 LIVE = "date-reasoning@v1"
@@ -74,3 +79,30 @@ def test_a_replay_is_an_example_only_if_the_analyst_says_so() -> None:
     unknown = labels_of_replays(replays, successes(), "tone", {"tone"})
     assert {(row.capability, row.verdict) for row in unknown} == {("tone", Verdict.PRESENT)}
     assert labels_of_replays([], successes(), CAPABILITY, set()) == []
+
+
+async def test_the_builtin_synthesizer_gets_the_replays_and_their_labels(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    episodes = successes()
+    replay_of_task = talk(conversation("L501", "active", renews=True), name="replay")
+    arguments: list[tuple[Sequence[Trajectory], Sequence[Label]]] = []
+
+    def write(_: Capability, trajectories: Sequence[Trajectory], labels: Sequence[Label], **__: object) -> str:
+        arguments.append((trajectories, labels))
+        raise SynthesisError("seen enough")
+
+    async def no_world(_: Context) -> None:
+        return None
+
+    monkeypatch.setattr(synthesize, "collected", lambda _: episodes)
+    monkeypatch.setattr(synthesize, "solved_replays", lambda *_: [replay_of_task])
+    monkeypatch.setattr(synthesize, "usable_world", no_world)
+    monkeypatch.setattr(synthesize, "write_environment", write)
+    with context_with_chain(tmp_path, {}) as context, pytest.raises(CapabilityError, match="seen enough"):
+        await synthesize.synthesize(context, "date-reasoning", 0)
+    ((trajectories, labels),) = arguments
+    # They are numbered in their order; the chain's capability is none that the analyst knows here.
+    assert len(trajectories) == len(episodes) + 1
+    assert trajectories[-1].messages == replay_of_task.messages
+    assert [row.verdict for row in labels if row.trajectory_id == trajectories[-1].id] == [Verdict.NA]

@@ -86,7 +86,7 @@ def test_solutions_replace_the_last_rollouts_of_a_group_without_a_success() -> N
     last = function.last
     assert last.rewards[1:] == [1.0, 1.0, *last.rewards[3:]]
     assert last.rewards[0] == sampled_rollouts[0].reward
-    assert last.is_foreign == [False, True, True, False, False, False]
+    assert last.is_off_policy == [False, True, True, False, False, False]
     for row in (1, 2):
         mask, ids = batch["env_mask"][row], batch["completion_ids"][row]
         own_text = TOK.decode([token for token, is_own in zip(ids, mask, strict=True) if is_own])
@@ -107,7 +107,7 @@ def test_no_figure_of_the_policy_counts_a_solution() -> None:
     assert last.policy_tokens == sum(
         sum(rollout.conversation.mask) for rollout in sampled_rollouts if rollout.conversation
     )
-    assert (last.turns, last.scored, last.foreign_metrics()) == (12, 6, {"demonstrations": 2.0})
+    assert (last.turns, last.scored, last.off_policy_metrics()) == (12, 6, {"demonstrations": 2.0})
 
 
 def test_the_calls_of_a_solution_have_the_ids_of_the_policys() -> None:
@@ -137,12 +137,12 @@ def test_the_calls_of_a_solution_have_the_ids_of_the_policys() -> None:
 def test_a_seed_without_a_usable_solution_keeps_its_rollouts(answer: OraclePlay | Exception) -> None:
     batch, function, sampled_rollouts, _ = run(Oracle(answer))
     assert function.last.rewards == [rollout.reward for rollout in sampled_rollouts]
-    assert function.last.is_foreign == [False] * 6
+    assert function.last.is_off_policy == [False] * 6
     assert batch["completion_ids"] == [rollout.conversation.ids for rollout in sampled_rollouts if rollout.conversation]
-    assert function.last.foreign_metrics() == {}
+    assert function.last.off_policy_metrics() == {}
 
 
 def test_without_the_setting_no_oracle_is_asked() -> None:
     oracle = Oracle(play(11))
-    assert run(oracle, 0)[1].last.is_foreign == [False] * 6
+    assert run(oracle, 0)[1].last.is_off_policy == [False] * 6
     assert oracle.seeds == []

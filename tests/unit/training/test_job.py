@@ -82,11 +82,13 @@ def test_a_run_of_an_earlier_version_can_continue(tmp_path: Path) -> None:
     changes = [{"open_share": 0.5}, {"validate_every": 5}, {"validate_every": 5, "validation_seeds": 8}]
     recovering = {"validate_every": 5, "recoveries": 1}
     changes += [{"kl": 0.1}, {"entropy_bonus": 0.1}, {"hint_share": 0.5, "hint": "a"}, {"hint_share": 0.5, "hint": "b"}]
-    changes += [{"demonstrations": 1}, {"demonstrations": 2}]
+    (tmp_path / "e.py").write_text("class Environment: ...")
+    source = {"environment": str(tmp_path / "e.py")}
+    changes += [{"environment_source": source, "demonstrations": count} for count in (0, 1, 2)]
     changes += [recovering, recovering | {"recovery_lr": 0.1}, recovering | {"recovery_temperature": 1.0}]
     changes += [recovering | {"recovery_kl": 0.1}, recovering | {"recovery_entropy_bonus": 0.1}]
     changes += [recovering | {"recovery_hint_share": 0.1, "hint": "a"}]
-    assert len({dataclasses.replace(training_job, **change).fingerprint() for change in [{}, *changes]}) == 16  # type: ignore[arg-type]
+    assert len({dataclasses.replace(training_job, **change).fingerprint() for change in [{}, *changes]}) == 17  # type: ignore[arg-type]
 
 
 def test_the_fingerprint_covers_the_target_and_not_how_it_is_started(tmp_path: Path) -> None:
@@ -134,6 +136,7 @@ def test_a_missing_model_is_named(tmp_path: Path) -> None:
         ({"recovery_hint_share": 0.5}, "recovery_hint_share is 0.5, and the job has no hint"),
         ({"rollouts": 8, "demonstrations": 8}, "demonstrations is 8; one of 8 rollouts must be the policy's"),
         ({"demonstrations": -1}, "demonstrations is -1"),
+        ({"environment_source": {"target": "desk"}, "demonstrations": 1}, "a target shows no solutions to a training"),
         ({"recovery_kl": -1.0}, "recovery_kl is -1.0"),
         ({"recovery_kl": 0.1, "teachers": ["a"]}, "recovery_kl is set, and the job has teachers"),
         ({"recoveries": 1}, "recoveries is 1, and no policy is validated"),

@@ -308,18 +308,18 @@ def test_a_hint_is_seen_by_its_rollouts_and_no_part_of_their_rows() -> None:
     engine = FreeEngine()
     batch, function = in_sampler(use, engine)
     [rollouts] = outcomes
-    assert function.last.is_foreign == [True, False, False] * 2
+    assert function.last.is_off_policy == [True, False, False] * 2
     first_prompts = {name.partition("-")[2]: request.prompt_ids for name, request in engine.requests[::-1]}
     for row, rollout in enumerate(rollouts):
         assert rollout.conversation is not None
         text = TOK.decode(first_prompts[f"{rollout.group:06}-{rollout.number:06}"])
-        assert ("Say the letter a." in text) == function.last.is_foreign[row]
+        assert ("Say the letter a." in text) == function.last.is_off_policy[row]
         assert batch["prompt_ids"][row] == batch["prompt_ids"][3 * rollout.group + 1]
         assert "Say the letter a." not in TOK.decode(batch["prompt_ids"][row])
         assert batch["completion_ids"][row] == rollout.conversation.ids
-        assert rollout.messages[0]["content"].endswith("Say the letter a.") == function.last.is_foreign[row]
+        assert rollout.messages[0]["content"].endswith("Say the letter a.") == function.last.is_off_policy[row]
     free = [rollout for rollout in rollouts if not rollout.hint]
     assert function.last.success == sum(rollout.success for rollout in free) / 4
     assert function.last.reward == sum(rollout.reward or 0.0 for rollout in free) / 4
     hinted_success = sum(rollout.success for rollout in rollouts if rollout.hint) / 2
-    assert function.last.foreign_metrics() == {"hinted_success": hinted_success}
+    assert function.last.off_policy_metrics() == {"hinted_success": hinted_success}
