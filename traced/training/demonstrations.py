@@ -6,7 +6,7 @@ that the policy would sample for the oracle's messages. As for a hint (``traced.
 to the sampling policy is taken as 1, and no figure of the policy counts them.
 
 A seed whose solution fails or does not fit the limits keeps its rollouts. Not covered: targets, which offer no solution
-to a training.
+to a training, and models whose prompt begins their thinking, which an oracle does not have.
 """
 
 from collections import defaultdict
