@@ -317,11 +317,17 @@ class Promotion:
 
 @dataclass(frozen=True)
 class PromotionEntry:
-    """A promotion with its number in the log and the capability of its adapter."""
+    """A promotion with its number in the log, and the capability and base model of its adapter."""
 
     seq: int
     capability: str
     promotion: Promotion
+    model: str
+
+    @property
+    def is_live(self) -> bool:
+        """Whether its version is live."""
+        return self.promotion.state is PromotionState.LIVE
 
 
 @dataclass(frozen=True)

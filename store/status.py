@@ -91,8 +91,8 @@ LEFT JOIN stage_events e ON e.seq = (
 ORDER BY c.created_at DESC, c.id DESC
 """
 ADAPTERS_SQL = """
-SELECT a.name, g.answer, d.decision, p.state, p.share, a.quarantined_at, a.quarantine_reason
-FROM adapters a
+SELECT a.name, g.answer, d.decision, p.state, p.share, a.quarantined_at, a.quarantine_reason, c.model
+FROM adapters a JOIN cycles c ON c.id = a.cycle_id
 LEFT JOIN gate_results g ON g.seq = (SELECT max(seq) FROM gate_results WHERE adapter = a.name)
 LEFT JOIN approvals d ON d.seq = (SELECT max(seq) FROM approvals WHERE adapter = a.name)
 LEFT JOIN promotions p ON p.seq = (SELECT max(seq) FROM promotions WHERE adapter = a.name)
@@ -241,6 +241,7 @@ class AdapterStatus:
     trial: str = ""  # "canary 25 %" or "shadow" while it is on trial
     ended_by: str = ""  # "rolled back" or "superseded" if it took traffic before
     changed: str = ""
+    model: str = ""  # the base model
 
     @property
     def traffic(self) -> str:
@@ -316,7 +317,12 @@ class StoreStatus:
     @property
     def live(self) -> list[str]:
         """The names of the live adapter versions that are not in quarantine, by capability."""
-        return [adapter.name for adapter in self.adapters if adapter.live and not adapter.changed]
+        return self.live_on(None)
+
+    def live_on(self, model: str | None) -> list[str]:
+        """Return the ``live`` versions of a base model (None: of all)."""
+        adapters = [adapter for adapter in self.adapters if adapter.live and not adapter.changed]
+        return [adapter.name for adapter in adapters if model in (None, adapter.model)]
 
     @property
     def waiting(self) -> list[str]:
@@ -474,6 +480,7 @@ def _adapter(row: Any, conversations: int) -> AdapterStatus:
         trial=trial,
         ended_by=ENDINGS.get(state, ""),
         changed=(row[6] or "its files changed") if row[5] else "",
+        model=row[7],
     )
 
 

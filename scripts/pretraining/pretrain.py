@@ -155,14 +155,15 @@ def pretrain(
     """Train a model on a world, with its planted deficits, and write a Hugging Face directory at ``out``.
 
     ``steps`` are those of the last stage. With ``init`` an existing bundled model learns other deficits: its
-    tokenizer and width are kept, the first stages are left out, the rates are lower, and 300 steps are enough.
+    tokenizer and width are kept, the first stages are left out, the rates are lower, and 300 steps are enough. One that
+    was stopped before its last stage goes on at the full rates.
     """
     rng = random.Random(f"pretrain:{seed}")
     torch.manual_seed(seed)
     course = _further(init, world, rng, rows) if init else _begin(world, rng, rows, width, vocabulary)
     for stage in [*([] if init else [world.records]), Stage(world.last_shares, steps, decay=True)]:
         course.take(stage)
-        save(course, out, seed=seed, init=init)
+        save(course, out, seed=seed, init=init, is_finished=stage.decay)
 
 
 class Course:
@@ -228,7 +229,8 @@ def _update(
 def _further(init: Path, world: World, rng: random.Random, rows: int) -> Course:
     """Return a course that goes on with an existing model."""
     pretrained = PreTrainedTokenizerFast.from_pretrained(init), Qwen3ForCausalLM.from_pretrained(init)
-    return Course(*pretrained, world, rng, rows=rows, rate=0.4)
+    is_finished = json.loads((init / FACTS).read_text()).get("finished", True)
+    return Course(*pretrained, world, rng, rows=rows, rate=0.4 if is_finished else 1.0)
 
 
 def _begin(world: World, rng: random.Random, rows: int, width: int, vocabulary: int) -> Course:
@@ -242,7 +244,7 @@ def _begin(world: World, rng: random.Random, rows: int, width: int, vocabulary: 
     raise RuntimeError(f"none of {BEGINNINGS} initial weights learned to look up by name; try another --seed")
 
 
-def save(course: Course, out: Path, *, seed: int, init: Path | None) -> None:
+def save(course: Course, out: Path, *, seed: int, init: Path | None, is_finished: bool) -> None:
     """Write weights, tokenizer and ``pretraining.json``: planted deficits, seed, and the initial model."""
     out.mkdir(parents=True, exist_ok=True)
     course.model.save_pretrained(out)
@@ -253,6 +255,7 @@ def save(course: Course, out: Path, *, seed: int, init: Path | None) -> None:
         "steps": course.steps,
         "parameters": sum(p.numel() for p in course.model.parameters()),
         "init": json.loads((init / FACTS).read_text()) if init else None,
+        "finished": is_finished,
     }
     (out / FACTS).write_text(json.dumps(facts, indent=1) + "\n")
 

@@ -1,8 +1,9 @@
 """Gate results, decisions of people, and the promotion log of adapter versions.
 
 Invariants: rows of all three are only added, and the newest one counts. Only an approved adapter version that is not in
-quarantine can go live or on trial (canary, shadow). At most one version of a capability is live, and at most one is on
-trial. A quarantine adds no row: ``serving_adapters`` has what answers in place of a live version in quarantine.
+quarantine can go live or on trial (canary, shadow). Of each base model at most one version of a capability is live, and
+at most one is on trial; versions of another base model are untouched. A quarantine adds no row: ``serving_adapters``
+has what answers in place of a live version in quarantine.
 
 ``go_live``, ``start_trial`` and ``undo`` are pure: from a ``PromotionLog`` they compute the entries of a change of
 traffic, which the caller appends while it holds the lock of the capability. Not covered: whether a gate has to pass
@@ -74,7 +75,7 @@ class GatedAdapter:
 
 @dataclass(frozen=True)
 class PromotionLog:
-    """The promotion log of a capability, oldest entry first.
+    """The promotion log of a capability on one base model, oldest entry first.
 
     ``approved`` has the names of its approved versions that are not in quarantine.
     """
@@ -97,8 +98,8 @@ class AdapterState:
     """Everything that a decision on an adapter version depends on.
 
     ``gate`` and ``approval`` are the newest ones of the version, ``log`` is the promotion log of its capability.
-    ``gate_events`` are the events of the cycle's gate stage, oldest first. ``live`` names the live versions of all
-    capabilities, ``fallen`` those in whose environments the live system does worse than before, by the cycle's watch.
+    ``gate_events`` are the events of the cycle's gate stage, oldest first. ``live`` names the live versions of its base
+    model, ``fallen`` those in whose environments the live system does worse than before, by the cycle's watch.
     """
 
     version: AdapterVersion
@@ -226,15 +227,15 @@ def read_adapter_state(session: Session, adapter: str, *, lock: bool = True) -> 
         Cycle(**{**cycle.model_dump(), "state": CycleState(cycle.state)}),
         latest_gate(session, adapter),
         latest_approval(session, adapter),
-        _log(session, capability),
+        _log(session, capability, cycle.model),
         [_stage_event(row) for row in session.exec(events.order_by(col(StageEventRow.seq)))],
-        [promotion.adapter for promotion in live_adapters(session)],
+        [promotion.adapter for promotion in live_adapters(session, cycle.model)],
         fallen_versions(session, cycle.id),
     )
 
 
-def save_changes(session: Session, changes: Iterable[Change]) -> list[str]:
-    """Add the rows of a decision, and return the names of the versions that are live afterwards, by capability."""
+def save_changes(session: Session, changes: Iterable[Change], model: str) -> list[str]:
+    """Add the rows of a decision, and return the versions of the base model that are live afterwards, by capability."""
     for change in changes:
         if isinstance(change, Approval):
             _insert_approval(session, change)
@@ -242,7 +243,7 @@ def save_changes(session: Session, changes: Iterable[Change]) -> list[str]:
             _append(session, change)
         else:
             save_stage_event(session, change)
-    return [promotion.adapter for promotion in live_adapters(session)]
+    return [promotion.adapter for promotion in live_adapters(session, model)]
 
 
 def go_live(log: PromotionLog, entry: Promotion) -> list[Promotion]:
@@ -338,56 +339,77 @@ def roll_back(session: Session, adapter: str, *, actor: str, at: datetime, reaso
         NotFound: the version is not stored.
         NotLive: the version is neither live nor on trial.
     """
-    capability = get_adapter(session, adapter).capability
+    capability, model = get_adapter(session, adapter).capability, model_of(session, adapter)
     _lock(session, capability)
-    log = _log(session, capability)
+    log = _log(session, capability, model)
     entries = undo(log, Promotion(adapter, PromotionState.ROLLED_BACK, actor, at, reason))
     if not entries:
-        raise not_live_error(adapter, (promotion.adapter for promotion in live_adapters(session)))
+        raise not_live_error(adapter, (promotion.adapter for promotion in live_adapters(session, model)))
     _append_all(session, log, entries, adapter)
     return entries[0].previous
 
 
 def rollback_target(session: Session, entry: PromotionEntry) -> str | None:
     """Return the version that is live after a rollback of the version of ``entry``, None for the base model."""
-    log = _log(session, entry.capability)
+    log = _log(session, entry.capability, entry.model)
     if entry.promotion.state is PromotionState.LIVE:
         return next(reversed(_rollback_candidates(log)), None)
     live = log.current(PromotionState.LIVE)
     return None if live is None else live.adapter
 
 
-def live_adapters(session: Session) -> list[Promotion]:
-    """Return the newest log entry of every live adapter version, by capability."""
-    return [entry.promotion for entry in newest_promotions(session) if entry.promotion.state is PromotionState.LIVE]
+def live_adapters(session: Session, model: str | None = None) -> list[Promotion]:
+    """Return the newest log entry of every live adapter version (of a base model), by capability."""
+    return [entry.promotion for entry in newest_promotions(session, model) if entry.is_live]
 
 
-def serving_adapters(session: Session) -> list[str]:
-    """Return the versions that answer the conversations of their capabilities, by capability.
+def models_in_service(session: Session) -> list[str]:
+    """Return the base models that have adapter versions that are live or on trial, by name."""
+    entries = newest_promotions(session)
+    return sorted({entry.model for entry in entries if entry.is_live or entry.promotion.state in ON_TRIAL})
+
+
+def serving_adapters(session: Session, model: str) -> list[str]:
+    """Return the versions of a base model that answer the conversations of their capabilities, by capability.
 
     These are the live versions; in place of one in quarantine, the version that its rollback would restore, if any.
     """
     quarantined = quarantined_adapters(session)
     names = []
-    for entry in newest_promotions(session):
-        if entry.promotion.state is PromotionState.LIVE:
+    for entry in newest_promotions(session, model):
+        if entry.is_live:
             name = entry.promotion.adapter
             names.append(rollback_target(session, entry) if name in quarantined else name)
     return [name for name in names if name is not None]
 
 
-def trials(session: Session) -> list[PromotionEntry]:
-    """Return the newest log entry of every adapter version on trial, by capability."""
-    return [entry for entry in newest_promotions(session) if entry.promotion.state in ON_TRIAL]
+def trials(session: Session, model: str | None = None) -> list[PromotionEntry]:
+    """Return the newest log entry of every adapter version (of a base model) on trial, by capability."""
+    return [entry for entry in newest_promotions(session, model) if entry.promotion.state in ON_TRIAL]
 
 
-def newest_promotions(session: Session) -> list[PromotionEntry]:
-    """Return the newest log entry of every version with an entry in the promotion log, by capability."""
-    query = select(PromotionRow, AdapterRow).join(AdapterRow, col(PromotionRow.adapter) == col(AdapterRow.name))
+def newest_promotions(session: Session, model: str | None = None) -> list[PromotionEntry]:
+    """Return the newest log entry of every promoted version (of a base model), by capability."""
+    query = (
+        select(PromotionRow, AdapterRow, CycleRow.model)
+        .join(AdapterRow, col(PromotionRow.adapter) == col(AdapterRow.name))
+        .join(CycleRow, col(AdapterRow.cycle_id) == col(CycleRow.id))
+        .order_by(col(AdapterRow.capability), col(PromotionRow.seq))
+    )
     entries: dict[str, PromotionEntry] = {}
-    for row, adapter in session.exec(query.order_by(col(AdapterRow.capability), col(PromotionRow.seq))):
-        entries[adapter.name] = PromotionEntry(row.seq or 0, adapter.capability, _promotion(row))
+    for row, adapter, base in session.exec(query):
+        if model in (None, base):
+            entries[adapter.name] = PromotionEntry(row.seq or 0, adapter.capability, _promotion(row), base)
     return list(entries.values())
+
+
+def model_of(session: Session, adapter: str) -> str:
+    """Return the name of the base model that an adapter version was trained on; raises ``NotFound``."""
+    query = select(CycleRow.model).join(AdapterRow, col(AdapterRow.cycle_id) == col(CycleRow.id))
+    model = session.exec(query.where(AdapterRow.name == adapter)).first()
+    if model is None:
+        raise NotFound("adapter", adapter)
+    return model
 
 
 def canary_shares(session: Session, adapter: str) -> dict[int, float]:
@@ -493,11 +515,11 @@ def _lock(session: Session, capability: str) -> None:
     session.exec(query.with_for_update()).all()
 
 
-def _log(session: Session, capability: str) -> PromotionLog:
-    query = select(PromotionRow).join(AdapterRow, col(PromotionRow.adapter) == col(AdapterRow.name))
-    query = query.where(AdapterRow.capability == capability).order_by(col(PromotionRow.seq))
+def _log(session: Session, capability: str, model: str) -> PromotionLog:
+    of_capability = select(AdapterRow.name).join(CycleRow, col(AdapterRow.cycle_id) == col(CycleRow.id))
+    names = session.exec(of_capability.where(AdapterRow.capability == capability, CycleRow.model == model)).all()
+    query = select(PromotionRow).where(col(PromotionRow.adapter).in_(names)).order_by(col(PromotionRow.seq))
     decisions = latest_decisions(session)
-    names = session.exec(select(AdapterRow.name).where(AdapterRow.capability == capability)).all()
     approved = {name for name in names if decisions.get(name) is Decision.APPROVED}
     approved -= quarantined_adapters(session).keys()
     return PromotionLog([_promotion(row) for row in session.exec(query)], approved)
@@ -506,7 +528,7 @@ def _log(session: Session, capability: str) -> PromotionLog:
 def _approved_log(session: Session, adapter: str) -> PromotionLog:
     capability = get_adapter(session, adapter).capability
     _lock(session, capability)
-    log = _log(session, capability)
+    log = _log(session, capability, model_of(session, adapter))
     if adapter in quarantined_adapters(session):
         raise NotApproved(f"adapter {adapter!r} is in quarantine; see `traced verify`")
     if adapter not in log.approved:

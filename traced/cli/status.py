@@ -26,6 +26,7 @@ from traced.core.ownership import CYCLE_LOCK, current_holder
 from traced.core.progress import duration
 from traced.gateway.spool_status import read_spool_status
 from traced.inference.adapter_base import known_base_digest
+from traced.inference.model_files import model_name
 from traced.ingest.losses import describe
 from traced.routing.router_files import describe_router
 
@@ -41,7 +42,7 @@ NAME_WIDTH = 40  # columns within which a name is never folded
 
 def router_report(state: StoreStatus, data_dir: Path, overrides: str | None) -> dict[str, Any]:
     """Return the router's part of ``traced status --json``; ``overrides`` is the command line's ``routing.router``."""
-    spool, live = read_spool_status(data_dir / "spool"), state.live
+    spool, live = read_spool_status(data_dir / "spool"), _live(state, data_dir)
     default_router = profile(read_setting(data_dir, "model", "spec") or BUNDLED).get("routing", {}).get("router", "")
     router = read_setting(data_dir, "routing", "router", overrides) or default_router
     by_labels = bool(live) and router == "labels"
@@ -60,6 +61,15 @@ def router_report(state: StoreStatus, data_dir: Path, overrides: str | None) -> 
             compositions=state.compositions,
         ),
     }
+
+
+def _live(state: StoreStatus, data_dir: Path) -> list[str]:
+    """Return the live versions of the base model; a server may have another name for the only one that has some."""
+    if len({adapter.model for adapter in state.adapters}) < 2:
+        return state.live
+    has_weights = read_setting(data_dir, "engine", "backend") != "openai"
+    server_model = "" if has_weights else read_setting(data_dir, "engine", "model")
+    return state.live_on(model_name(read_setting(data_dir, "model", "spec") or BUNDLED, server_model))
 
 
 def router_lines(report: Mapping[str, Any]) -> Iterator[str]:
@@ -174,6 +184,7 @@ def _adapter_rows(state: StoreStatus) -> list[dict[str, Any]]:
     return [
         {
             "adapter": adapter.name,
+            "base model": adapter.model,
             "gate": adapter.gate,
             "decision": adapter.decision,
             "traffic": adapter.traffic,

@@ -26,6 +26,7 @@ from store.repositories.adapters import cycles_with_adapters, get_adapter, quara
 from store.repositories.promotions import (
     last_promotion,
     live_adapters,
+    models_in_service,
     newest_promotions,
     serving_adapters,
     trials,
@@ -131,6 +132,8 @@ class PromotionFollower:
     """Keeps ``live``, the API keys and the pool's adapters up to date with the store.
 
     Args:
+        model: The name of the base model; versions of another one are not served.
+        has_weights: Whether its weights are here, see ``served_base``.
         base_digest: Returns the digest of the base model's weights; "" if there are none.
         adapters_root: The data directory of the cycles, if it is mounted elsewhere; None: it is where they wrote it.
         cache: The copies of adapters from an object store; None: without one.
@@ -142,6 +145,8 @@ class PromotionFollower:
     data_dir: Path
     now: Callable[[], datetime]
     expiry_s: float
+    model: str
+    has_weights: bool = True
     base_digest: Callable[[], str] = lambda: ""
     adapters_root: Path | None = None
     cache: AdapterCache | None = None
@@ -194,13 +199,16 @@ class PromotionFollower:
             quarantined = frozenset(quarantined_adapters(session))
             if seq == self.live.seq and quarantined == self.live.quarantined and not self._is_outdated():
                 return None
-            live_names = serving_adapters(session)
+            model = served_base(session, self.model, has_weights=self.has_weights)
+            live_names = serving_adapters(session, model)
             intact_trials = {
-                trial.capability: trial for trial in trials(session) if trial.promotion.adapter not in quarantined
+                trial.capability: trial
+                for trial in trials(session, model)
+                if trial.promotion.adapter not in quarantined
             }
             # Results against a control in quarantine would not count: the trial pauses, and the conversations that the
             # challenger has already stay there.
-            live_in_log = [promotion.adapter for promotion in live_adapters(session)]
+            live_in_log = [promotion.adapter for promotion in live_adapters(session, model)]
             paused = {capability_of(name) for name in live_in_log if name in quarantined}
             trials_by_capability = {
                 capability: trial for capability, trial in intact_trials.items() if capability not in paused
@@ -219,7 +227,8 @@ class PromotionFollower:
             composition = serving_composition(self._choices(session), live_names)
             members = records if composition is None else composition.routed
             routes = {name: adapter_route(session, name) for name in members if name not in challengers}
-            superseded = self._superseded(session, {*records, *quarantined}, self.pool.max_adapters - len(records))
+            slots = self.pool.max_adapters - len(records)
+            superseded = self._superseded(session, model, {*records, *quarantined}, slots)
             cycles = cycles_with_adapters(session)
         all_records = records | {name: record for name, (record, _) in superseded.items()}
         paths = {name: self._location(record) for name, record in all_records.items()}
@@ -283,10 +292,10 @@ class PromotionFollower:
         return has_new_files or (deadline is not None and self.now() > deadline)
 
     def _superseded(
-        self, session: Session, excluded: Container[str], slots: int
+        self, session: Session, model: str, excluded: Container[str], slots: int
     ) -> dict[str, tuple[AdapterVersion, datetime]]:
         """Return the versions superseded last, and when they are dropped; at most ``slots``, none of ``excluded``."""
-        promotions = [entry.promotion for entry in newest_promotions(session)]
+        promotions = [entry.promotion for entry in newest_promotions(session, model)]
         entries = [
             promotion
             for promotion in promotions
@@ -301,6 +310,16 @@ class PromotionFollower:
         if self.cache is not None:
             return self.cache.location(record)
         return Path(record.path) if self.adapters_root is None else self.adapters_root / ADAPTERS / record.name
+
+
+def served_base(session: Session, model: str, *, has_weights: bool) -> str:
+    """Return the base model whose adapter versions a router with this base model serves.
+
+    It is ``model``. A server without the weights may have another name for it: if versions of one base model only are
+    in service, that one is meant.
+    """
+    names = [] if has_weights else models_in_service(session)
+    return names[0] if len(names) == 1 else model
 
 
 def _trial_position(challenger: str, conversation_id: str) -> float:

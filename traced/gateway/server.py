@@ -53,7 +53,7 @@ from traced.inference.client import EngineClient, server_key
 from traced.inference.engine_process import EngineProcess, free_port
 from traced.inference.engine_urls import server_root
 from traced.inference.errors import ServingError
-from traced.inference.model_files import base_model
+from traced.inference.model_files import base_model, base_name
 from traced.inference.shared_engine import stop_recorded
 from traced.inference.start import alternates_with_training, max_adapters, start_for_router
 from traced.ingest.customers import customer_hash
@@ -188,6 +188,8 @@ async def open_gateway(
         settings.data_dir,
         now,
         section.expiry_s,
+        base_name(settings),
+        settings.engine.backend != "openai",
         partial(weights_of, settings),
         Path(section.adapters_root) if section.adapters_root and cache is None else None,
         cache,

@@ -52,6 +52,19 @@ def resolve_model(spec: str, data_dir: Path) -> ModelFiles:
     return ModelFiles(path.resolve().name, _check_directory(path.resolve(), f"ls {spec}"))
 
 
+def base_name(settings: "Settings") -> str:
+    """Return the name of the base model of the settings, without a look at its files."""
+    return model_name(settings.model.spec, settings.engine.model if settings.engine.backend == "openai" else "")
+
+
+def model_name(spec: str, server_model: str = "") -> str:
+    """Return the name of a base model: that of its directory, or of the model of a server that has its weights."""
+    if server_model:
+        # The name becomes part of file names.
+        return re.sub(r"[^A-Za-z0-9._-]+", "-", server_model)
+    return spec if spec in (*BUNDLED_MODELS, "smollm2") else Path(spec).expanduser().resolve().name
+
+
 def base_model(settings: "Settings") -> ModelFiles:
     """Return the base model of the settings; the model of an "openai" server has a name but no directory.
 
@@ -60,11 +73,9 @@ def base_model(settings: "Settings") -> ModelFiles:
     """
     if settings.engine.backend != "openai":
         return resolve_model(settings.model.spec, settings.data_dir)
-    name = settings.engine.model
-    if not name:
+    if not settings.engine.model:
         raise ModelError('engine.backend = "openai" needs the name of the model', hint='engine.model = "NAME"')
-    # The name becomes part of file names.
-    return ModelFiles(re.sub(r"[^A-Za-z0-9._-]+", "-", name), Path())
+    return ModelFiles(base_name(settings), Path())
 
 
 def load_model(

@@ -92,7 +92,7 @@ async def _without_episodes(context: Context, promoted_adapters: Sequence[str]) 
     with context.stage("evaluate", "Fit the router of the traffic") as stage:
         # A shadow gets the conversations of its capability, too.
         with context.read_session() as session:
-            on_trial = [trial.promotion.adapter for trial in trials(session)]
+            on_trial = [trial.promotion.adapter for trial in trials(session, context.model.name)]
             shadows = [name for name in on_trial if get_adapter(session, name).cycle_id == context.cycle_id]
         if adapters := routable_adapters(context, list(dict.fromkeys([*promoted_adapters, *shadows]))):
             serving = next(iter(await routers(context, adapters, publish=True)))

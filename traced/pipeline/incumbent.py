@@ -123,13 +123,17 @@ def _read(detail: Mapping[str, Any]) -> Incumbent:
 
 def current_incumbent(session: Session, model: str, settings: Settings) -> Incumbent:
     """Return what answers now, of the adapter versions of this base model."""
-    live = [name for name in serving_adapters(session) if _model_of(session, name) == model]
+    live = serving_adapters(session, model)
     if not live:
         return Incumbent()
     composition = serving_composition(read_choices(compositions(session).values()), live)
     # Promotions for other targets change nothing for this one.
     promoted_at = max(
-        (entry.at for entry in live_adapters(session) if _target_of(session, entry.adapter) == settings.target.name),
+        (
+            entry.at
+            for entry in live_adapters(session, model)
+            if _target_of(session, entry.adapter) == settings.target.name
+        ),
         default=None,
     )
     # Without a choice the router of the settings decides among all of them.
@@ -144,10 +148,6 @@ def merged_members(session: Session, adapter: str) -> list[str]:
 
 def _target_of(session: Session, adapter: str) -> str:
     return get_cycle(session, get_adapter(session, adapter).cycle_id).target
-
-
-def _model_of(session: Session, adapter: str) -> str:
-    return get_cycle(session, get_adapter(session, adapter).cycle_id).model
 
 
 async def incumbent_player(context: Context) -> Player:

@@ -19,11 +19,11 @@ from store.repositories.adapters import get_adapter, quarantined_adapters
 from store.repositories.capabilities import get_capability, list_capabilities, save_capabilities
 from store.repositories.cycles import get_cycle
 from store.repositories.environments import get_environment, list_admissions, save_admission, save_environment
+from store.repositories.promotions import live_adapters
 from store.types import AdmissionReport, Capability, Check
 from traced.config.cycle_sections import TrainingSection
 from traced.core.errors import CapabilityError
 from traced.pipeline.context import Context
-from traced.pipeline.promote import live_of_model
 from traced.routing.composition import MERGED
 from traced.routing.router_files import capability_of
 
@@ -59,7 +59,8 @@ async def mixture(context: Context, adapters: Sequence[str]) -> list[tuple[str, 
 def members_and_live(context: Context, adapters: Sequence[str]) -> tuple[list[str], list[str]]:
     """Return the versions that take part in compositions with ``adapters``, and those that are live."""
     with context.read_session() as session:
-        live = live_of_model(session, get_cycle(session, context.cycle_id).model)
+        model = get_cycle(session, context.cycle_id).model
+        live = [promotion.adapter for promotion in live_adapters(session, model)]
     adapters, live = sound(context, adapters), sound(context, live)
     new_capabilities = {capability_of(name) for name in adapters}
     # A merge of merges would count a member twice.

@@ -9,10 +9,8 @@ import asyncio
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 
-from sqlmodel import Session
-
 from store.records import Decision, StageState
-from store.repositories.adapters import get_adapter, quarantined_adapters
+from store.repositories.adapters import quarantined_adapters
 from store.repositories.cycles import get_cycle, list_stage_events
 from store.repositories.promotions import (
     awaiting_decision,
@@ -79,7 +77,8 @@ async def promote(context: Context, adapters: Sequence[str]) -> list[str]:
     with _quarantining(context), context.write_session() as session:
         promoted_adapters = start_approved(session, action, adapters, settings.policy, settings.steps)
         # Recorded in the event because later promotions change what is live, and a repeated evaluation must not.
-        live = live_of_model(session, get_cycle(session, context.cycle_id).model)
+        model = get_cycle(session, context.cycle_id).model
+        live = [promotion.adapter for promotion in live_adapters(session, model)]
     context.event(PROMOTE, StageState.FINISHED, promoted=promoted_adapters, live=live)
     return promoted_adapters
 
@@ -103,9 +102,3 @@ def routable_adapters(context: Context, promoted_adapters: Sequence[str]) -> lis
 
 def _quarantining(context: Context) -> AbstractContextManager[None]:
     return quarantining(context.store, context.settings.notify.names, context.now)
-
-
-def live_of_model(session: Session, model: str) -> list[str]:
-    """Return the live adapter versions that were trained on this base model."""
-    cycles = {entry.adapter: get_adapter(session, entry.adapter).cycle_id for entry in live_adapters(session)}
-    return [name for name, cycle_id in cycles.items() if get_cycle(session, cycle_id).model == model]

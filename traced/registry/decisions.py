@@ -119,7 +119,7 @@ def approve(
     state = read_adapter_state(session, adapter)
     changes = _accepted(decide(state, action, Approve(policy, steps), tag))
     check_files(state.version)
-    live = save_changes(session, changes)
+    live = save_changes(session, changes, state.cycle.model)
     entries = {change.adapter: change for change in changes if isinstance(change, Promotion)}
     promotion = {**state.log.newest, **entries}[adapter]
     if changes:
@@ -136,7 +136,7 @@ def reject(session: Session, action: Action, adapter: str, *, tag: str = "") -> 
     """Reject an adapter version."""
     state = read_adapter_state(session, adapter)
     changes = _accepted(decide(state, action, Reject(), tag))
-    live = save_changes(session, changes)
+    live = save_changes(session, changes, state.cycle.model)
     if changes:
         record(session, action, "reject", adapter, live=live)
     detail = {"decision": _approval_fields(state, changes)}
@@ -147,7 +147,7 @@ def more_episodes(session: Session, action: Action, adapter: str, rounds: int, *
     """Request another round of the gate of an adapter version that awaits a decision."""
     state = read_adapter_state(session, adapter)
     changes = _accepted(decide(state, action, MoreEpisodes(rounds), tag))
-    live = save_changes(session, changes)
+    live = save_changes(session, changes, state.cycle.model)
     request = pending_request(state, changes)
     assert request is not None
     if changes:
@@ -162,7 +162,7 @@ def roll_back(session: Session, action: Action, adapter: str | None, *, tag: str
     """Undo the promotion of an adapter version, or (None) the last promotion, unless that was rolled back already."""
     state = read_adapter_state(session, last_promoted(session) if adapter is None else adapter)
     changes = _accepted(decide(state, action, RollBack(), tag))
-    live = save_changes(session, changes)
+    live = save_changes(session, changes, state.cycle.model)
     name = state.version.name
     entries = [change for change in changes if isinstance(change, Promotion)]
     restored = (entries[0] if entries else state.log.newest[name]).previous
@@ -219,7 +219,7 @@ def start_approved(
         state = read_adapter_state(session, name)
         if name in state.log.approved and name not in state.log.newest:
             check_files(state.version)
-            save_changes(session, start(state, action, Approve(policy, steps)))
+            save_changes(session, start(state, action, Approve(policy, steps)), state.cycle.model)
     serving = (PromotionState.LIVE, PromotionState.CANARY)
     promotions = {entry.promotion.adapter: entry.promotion for entry in newest_promotions(session)}
     return [name for name in adapters if name in promotions and promotions[name].state in serving]
@@ -286,7 +286,8 @@ def _decide_on_prompt(session: Session, action: Action, digits: str, kind: str, 
         prompt_decision = PromptDecision(patch.id, decision, action.signature, action.at, action.reason)
         message = f"{text} is {decision.value}"
         record(session, action, kind, patch.id, cycle_id=patch.cycle_id, **evidence)
-    live = [promotion.adapter for promotion in live_adapters(session)]
+    model = get_cycle(session, patch.cycle_id).model
+    live = [promotion.adapter for promotion in live_adapters(session, model)]
     detail = {**evidence, "decision": asdict(prompt_decision)}
     return Done(said=message, subject=patch.id, live=live, detail=detail)
 

@@ -30,6 +30,8 @@ REGULARISATION = 0.1
 ITERATIONS = 5000
 log = logging.getLogger(__name__)
 
+MISSING = "no classifier was fitted for the live adapters together; the next promoting cycle fits one"
+
 
 @dataclass(frozen=True)
 class HiddenStateClassifier:
@@ -165,8 +167,9 @@ def find_classifier(
 ) -> tuple[HiddenStateClassifier | None, str]:
     """Return the newest fitted router that covers every capability, its classes renamed to the current versions.
 
-    Without one, the second value is the reason.
+    Those of another base model are passed over. Without one, the second value is the reason.
     """
+    mismatch = ""
     for path in files:
         try:
             classifier = read_classifier(path)
@@ -177,11 +180,13 @@ def find_classifier(
             continue
         problem = base_mismatch(classifier, base_digest)
         if problem:
-            log.warning("%s does not decide: %s", path, problem)
-            return None, problem
+            mismatch = mismatch or problem
+            continue
         classes = [versions.get(capability_of(model), model) for model in classifier.classes]
         return replace(classifier, classes=classes), ""
-    return None, "no classifier was fitted for the live adapters together; the next promoting cycle fits one"
+    if mismatch:
+        log.warning("no classifier decides: %s", mismatch)
+    return None, mismatch or MISSING
 
 
 def refusal(classifier: HiddenStateClassifier, identity: EmbeddingIdentity) -> str:

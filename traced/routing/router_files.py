@@ -37,14 +37,23 @@ def uncovered_versions(models: Iterable[str], live: Iterable[str]) -> list[str]:
     return [model for model in live if capability_of(model) not in capabilities]
 
 
-def find_router_file(data_dir: Path, cycles: Sequence[str], live: Sequence[str]) -> Path | None:
-    """Return the first file of these cycles (newest first) that serves ``live``; None if the label tokens decide."""
+def find_router_file(data_dir: Path, cycles: Sequence[str], live: Sequence[str], base_digest: str = "") -> Path | None:
+    """Return the first file of these cycles (newest first) that serves ``live``; None if the label tokens decide.
+
+    Args:
+        base_digest: The digest of the base model's weights: the first file of another base counts if none is of this
+            one; "" if it is unknown.
+    """
+    of_other_base = None
     for cycle_id in cycles:
         path = classifier_file(data_dir, cycle_id)
         models = _fitted_models(path)
-        if models is not None and not uncovered_versions(models, live):
+        if models is None or uncovered_versions(models, live):
+            continue
+        if not base_digest or (_content(path) or {}).get("base_digest") == base_digest:
             return path
-    return None
+        of_other_base = of_other_base or path
+    return of_other_base
 
 
 def describe_router(
@@ -99,7 +108,7 @@ def _serving(documents: Iterable[str], live: Sequence[str]) -> Composition | Non
 def _describe_classifier(
     data_dir: Path, cycles: Sequence[str], live: Sequence[str], embeddings_url: str, base_digest: str
 ) -> str:
-    path = find_router_file(data_dir, cycles, live)
+    path = find_router_file(data_dir, cycles, live, base_digest)
     if path is None:
         names = f"{', '.join(live)}{' together' if len(live) > 1 else ''}"
         return f"label tokens; no classifier was fitted for {names} yet, the next promoting cycle fits one"

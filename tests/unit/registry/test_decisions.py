@@ -276,7 +276,7 @@ def test_what_a_canary_does_by_itself_does_not_change_what_a_repeated_rollback_u
     approve(session, Action("ann", "local", hour(31)), SECOND, "canary")
     bob = Action("bob", "operator", hour(32))
     first = roll_back(session, bob, None)
-    save_changes(session, [Promotion(ADAPTER, PromotionState.LIVE, canary.ACTOR, hour(33), "it finished")])
+    save_changes(session, [Promotion(ADAPTER, PromotionState.LIVE, canary.ACTOR, hour(33), "it finished")], "bundled")
     assert roll_back(session, bob, None).detail == first.detail == {"rolled_back": SECOND, "restored": ADAPTER}
 
 

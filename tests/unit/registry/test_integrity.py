@@ -179,16 +179,16 @@ def test_a_version_in_quarantine_does_not_take_traffic_again_before_it_is_releas
     original = replace_weights(place.folder(second))
     assert [problem.name for problem in place.problems()] == [second]
     # The log is as it was; what a rollback would restore answers.
-    assert (place.live(), place.read(serving_adapters)) == ([second], [first])
+    assert (place.live(), place.read(serving_adapters, "bundled")) == ([second], [first])
     with pytest.raises(AdapterChanged):
         place.release(second)
     assert place.read(list_audit)[0].action == "approve"
     replace_weights(place.folder(second), original)
     (problem,) = place.problems()
     assert f"traced verify --release {second}" in problem.text
-    assert place.read(serving_adapters) == [first]
+    assert place.read(serving_adapters, "bundled") == [first]
     place.release(second)
-    assert (place.problems(), place.read(serving_adapters)) == ([], [second])
+    assert (place.problems(), place.read(serving_adapters, "bundled")) == ([], [second])
     (entry, *_) = place.read(list_audit)
     assert (entry.action, entry.subject, entry.who, entry.reason) == ("release adapter", second, "ann", "restored")
     with pytest.raises(PromotionError, match="is not in quarantine"):

@@ -8,6 +8,7 @@ import pytest
 from traced.routing.router_files import (
     CLASSIFIER,
     capability_of,
+    classifier_file,
     describe_router,
     find_router_file,
     modification_times,
@@ -76,3 +77,16 @@ def test_modification_times_change_with_any_file(tmp_path: Path) -> None:
     nothing = modification_times([first, second])
     second.write_text("1")
     assert nothing != modification_times([first, second]) != modification_times([second, first])
+
+
+def test_the_file_of_the_present_base_model_comes_before_a_newer_one_of_another(tmp_path: Path) -> None:
+    live = ["dates@v1"]
+    files = [classifier_file(tmp_path, cycle_id) for cycle_id in CYCLES[:2]]
+    for path, digest in zip(files, ("new", "old"), strict=True):
+        path.parent.mkdir(parents=True)
+        path.write_text(json.dumps({"examples": {"base": 30, "dates@v1": 30}, "base_digest": digest}))
+    newer, older = files
+    assert find_router_file(tmp_path, CYCLES, live, "old") == older
+    assert find_router_file(tmp_path, CYCLES, live, "new") == newer
+    assert find_router_file(tmp_path, CYCLES, live, "third") == newer
+    assert find_router_file(tmp_path, CYCLES, live) == newer

@@ -1,9 +1,13 @@
+from dataclasses import replace
+
 import pytest
 from sqlmodel import Session
 
 from store.errors import NotApproved, NotFound, NotLive
 from store.records import Decision, Promotion, PromotionState
 from store.repositories.adapters import save_adapter
+from store.repositories.capabilities import save_capabilities
+from store.repositories.cycles import save_cycle
 from store.repositories.promotions import (
     canary_shares,
     latest_approval,
@@ -11,13 +15,15 @@ from store.repositories.promotions import (
     list_gates,
     list_promotions,
     live_adapters,
+    models_in_service,
     promote,
     put_on_trial,
     roll_back,
     save_approval,
+    serving_adapters,
     trials,
 )
-from tests.unit.store.chain import adapter, approval, later, save_chain
+from tests.unit.store.chain import CAPABILITY, CYCLE, adapter, approval, later, save_chain
 
 V1, V2, V3 = (f"date-reasoning@v{version}" for version in (1, 2, 3))
 
@@ -164,3 +170,21 @@ def test_a_rollback_can_make_the_canary_live(db: Session) -> None:
     begin(db, 0.1, 40)
     assert roll_back(db, V2, actor="Ada", at=later(50)) == V3
     assert (live(db), trials(db), canary_shares(db, V3)) == ([V3], [], {})
+
+
+def test_versions_of_another_base_model_are_live_beside_those_of_the_first(db: Session) -> None:
+    save_cycle(db, replace(CYCLE, id="c2", model="larger", created_at=later(30)))
+    save_capabilities(db, "c2", [CAPABILITY])
+    larger = replace(adapter(4), cycle_id="c2")
+    save_adapter(db, larger)
+    put_live(db, V1, 20)
+    put_live(db, V2, 30)
+    put_live(db, larger.name, 40)
+    assert states(db, V2)[-1] is PromotionState.LIVE
+    assert (serving_adapters(db, CYCLE.model), serving_adapters(db, "larger")) == ([V2], [larger.name])
+    assert models_in_service(db) == [CYCLE.model, "larger"]
+    # A rollback leads to versions of the same base model only.
+    assert roll_back(db, larger.name, actor="Ada", at=later(50)) is None
+    assert live(db) == [V2]
+    assert roll_back(db, V2, actor="Ada", at=later(51)) == V1
+    assert (models_in_service(db), live(db)) == ([CYCLE.model], [V1])

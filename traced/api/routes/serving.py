@@ -38,9 +38,11 @@ from traced.client.serving import (
 )
 from traced.config.cycle_sections import PromotionSection
 from traced.gateway.canaries import strata
+from traced.gateway.live_versions import served_base
 from traced.gateway.spool_status import read_spool_status
 from traced.inference.adapter_base import known_base_digest
 from traced.inference.client import BASE
+from traced.inference.model_files import base_name
 from traced.ingest.losses import describe
 from traced.registry.canary import Stratum, evidence, judge
 from traced.routing.router_files import describe_router
@@ -216,12 +218,13 @@ def router(control: Control) -> APIRouter:
     def health() -> RouterView:
         """The state of the router, the backlog of its spool, and the routing method."""
         settings = control.settings
+        has_weights = settings.engine.backend != "openai"
         with read_session(control.store) as session:
-            live = [promotion.adapter for promotion in live_adapters(session)]
+            base = served_base(session, base_name(settings), has_weights=has_weights)
+            live = [promotion.adapter for promotion in live_adapters(session, base)]
             cycles = cycles_with_adapters(session)
             documents = list(compositions(session).values())
         waiting = read_spool_status(settings.data_dir / "spool")
-        has_weights = settings.engine.backend != "openai"
         return RouterView(
             **dict(router_health(settings.serving)),
             decided_by=describe_router(
