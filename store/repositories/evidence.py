@@ -22,7 +22,7 @@ from store.records import (
 from store.repositories.adapters import get_adapter, get_training_run, list_iterations
 from store.repositories.capabilities import get_capability, list_findings, list_labels
 from store.repositories.cycles import get_cycle, list_stage_events
-from store.repositories.environments import get_environment, list_admissions
+from store.repositories.environments import get_environment, list_admissions, list_origins
 from store.repositories.llm_replies import list_citations, list_faults
 from store.repositories.promotions import list_approvals, list_gates, list_promotions
 from store.repositories.serving import answering_models, count_routed
@@ -34,6 +34,8 @@ BASE = "base"  # name of the base model in episodes
 # The event of a cycle that records what was live when it began, and the model of the live system's episodes.
 INCUMBENT = "incumbent"
 ATTRIBUTE = "attribute"  # the event with the kinds of the live system's failures
+HANDOVER = "hand over"  # the event with the comparison of another base model's live system
+INHERITED = "inherited"  # the synthesizer of an environment that a cycle has taken over from another base model
 
 
 @dataclass(frozen=True)
@@ -94,6 +96,8 @@ class EvidenceChain:
     ``missing`` names the links that are not stored. ``live_before`` are the versions that answered when the cycle
     began, and that the gate compared with; ``attribution`` counts their failures that lacked the capability by kind.
     ``faults`` counts the failures of the cycle by attributed fault.
+    ``origin`` is the first origin of an environment that the cycle has taken over, and ``handover`` the cycle's
+    comparison with the live system on another base model.
     ``traffic`` counts test conversations, ``served`` is the traffic of the running router.
     """
 
@@ -118,6 +122,8 @@ class EvidenceChain:
     missing: list[str]
     live_before: list[str] = field(default_factory=list)
     attribution: dict[str, int] = field(default_factory=dict)
+    origin: EnvironmentRecord | None = None
+    handover: str = ""
 
 
 def evidence_chain(session: Session, adapter: str) -> EvidenceChain:
@@ -145,6 +151,8 @@ def evidence_chain(session: Session, adapter: str) -> EvidenceChain:
         "approval": approvals,
         "promotion": promotions,
     }
+    environment = get_environment(session, version.environment_hash, cycle_id=cycle_id)
+    is_inherited = environment.synthesizer == INHERITED
     return EvidenceChain(
         adapter=version,
         cycle=cycle,
@@ -154,7 +162,7 @@ def evidence_chain(session: Session, adapter: str) -> EvidenceChain:
         citations=list_citations(session, cycle_id, capability=capability),
         faults=Counter(fault.fault for fault in list_faults(session, cycle_id)),
         finding=finding,
-        environment=get_environment(session, version.environment_hash, cycle_id=cycle_id),
+        environment=environment,
         admissions=admissions,
         training=training,
         iterations=iterations,
@@ -167,7 +175,14 @@ def evidence_chain(session: Session, adapter: str) -> EvidenceChain:
         missing=[name for name, records in links.items() if not records],
         live_before=live_before(session, cycle_id),
         attribution=_attribution(session, cycle_id, capability),
+        origin=list_origins(session, environment.hash)[0] if is_inherited else None,
+        handover=_handover(session, cycle_id),
     )
+
+
+def _handover(session: Session, cycle_id: str) -> str:
+    events = [event for event in list_stage_events(session, cycle_id) if event.stage == HANDOVER]
+    return str(events[-1].detail.get("text", "")) if events else ""
 
 
 def candidate_model(adapter: str) -> str:

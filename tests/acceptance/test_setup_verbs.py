@@ -110,6 +110,25 @@ def test_a_cycle_whose_language_model_is_missing_is_refused_before_it_collects(t
     assert traced("status", "--json").json["cycles"] == []
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--model", "bundled"], "bundled is the base model already"),
+        (["--model", "smaller"], "smaller"),
+        (["--model", "bundled-textworld", "--set", 'engine.urls=["http://127.0.0.1:1"]'], "two base models play"),
+        (["--model", "bundled-textworld"], "no adapter of the base model bundled is live"),
+    ],
+)
+def test_what_cannot_take_over_is_refused_before_a_cycle_is_stored(
+    traced: Traced, options: list[str], message: str
+) -> None:
+    result = traced("requalify", *options, "--json", env=NO_DOCKER)
+    assert result.code == 1
+    assert message in result.json["error"]["message"]
+    assert result.json["error"]["hint"]
+    assert traced("status", "--json").code != 0 or traced("status", "--json").json["cycles"] == []
+
+
 def test_doctor_sees_a_package_that_shadows_ours(traced: Traced, tmp_path: Path) -> None:
     (tmp_path / "other" / "agents").mkdir(parents=True)
     (tmp_path / "other" / "agents" / "__init__.py").write_text("")

@@ -90,9 +90,10 @@ def chain_lines(
         yield f"attribution  failures of the live system that lacked it: {kinds}"
     yield from _example_lines(chain, examples)
     yield from _citation_lines(chain)
-    environment = chain.environment
+    environment = chain.origin or chain.environment
     author = f"the {environment.synthesizer} synthesizer with seed {environment.seed}"
-    yield f"environment  {environment.hash[:16]}, written by {author}"
+    origin = f" in {environment.cycle_id}, calibrated again with this base model" if chain.origin else ""
+    yield f"environment  {environment.hash[:16]}, written by {author}{origin}"
     yield from _world_lines(chain, world)
     for admission in chain.admissions:
         yield from _admission(admission)
@@ -100,6 +101,8 @@ def chain_lines(
     for gate in chain.gates:
         yield from _gate(gate, chain.live_before)
     yield from _lengths(chain)
+    if chain.handover:
+        yield f"handover     {chain.handover}"
     for decision in chain.approvals:
         yield f"decision     {decision.decision} {_signature(decision.who, decision.at, decision.reason)}"
     for entry in chain.promotions:

@@ -45,6 +45,11 @@ VERBS = {
     "demo": Verb(
         "demo", "demo", "Run full cycles, or resume a stopped one, and print the success rates before and after."
     ),
+    "requalify": Verb(
+        "requalify",
+        "requalify",
+        "Prepare a new base model: calibrate the live adapters' environments, train again, compare with what is live.",
+    ),
     "collect": Verb("stages", "collect", "Record episodes of the live system on the target's train split."),
     "import": Verb(
         "interchange",

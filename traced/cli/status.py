@@ -135,7 +135,8 @@ def status(
     if state.costs:
         rows = [_cost_row(cost) for cost in state.costs]
         _table("Language model", ["cycle", "stage", "calls", "tokens", "cost", "seconds"], rows)
-    columns = ["adapter", "gate", "decision", "traffic", "conversations"]
+    models = {adapter.model for adapter in state.adapters}
+    columns = ["adapter", *(["base model"] if len(models) > 1 else []), "gate", "decision", "traffic", "conversations"]
     _table("Adapters", columns, _adapter_rows(state), conversations="test conversations")
     trials = trial_lines(state, int(read_setting(directory, "promotion", "min_samples") or MIN_SAMPLES))
     for text in [*router_lines(router), *trials, *_cycle_lines(state), *wait_lines(waits)]:

@@ -168,6 +168,10 @@ class ModelSection(Section):
         default=BUNDLED,
         description='"bundled", "bundled-textworld", "smollm2" (extra), or the directory of a causal LM',
     )
+    predecessor: str = Field(
+        default="",
+        description="the base model whose live system this one is to take over from; traced requalify sets it",
+    )
 
 
 class SandboxSection(Section):

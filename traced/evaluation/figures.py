@@ -15,7 +15,14 @@ BASE = "base"
 EPISODES, PRODUCTION = "episodes", "production"  # origins of the analysed trajectories
 ROUTED = "routed"  # the policy's name in the store: the adapters as they answer together, by a router or not
 ON_TARGET = "grpo-on-target"
-TITLES = {FLOOR: "do nothing", BASE: "base model", ROUTED: "composed", ON_TARGET: "GRPO on the target itself"}
+PREDECESSOR = "predecessor"  # the live system on another base model, from which the cycle's takes over
+TITLES = {
+    FLOOR: "do nothing",
+    PREDECESSOR: "live before, on another base model",
+    BASE: "base model",
+    ROUTED: "composed",
+    ON_TARGET: "GRPO on the target itself",
+}
 PROMPT = "optimize-prompt"  # the stage at which a capability ends if a prompt is enough
 
 
@@ -85,6 +92,7 @@ class LiveStep:
         not_residual: Those that are not trained because other live adapters solve their tasks, with the counts.
         is_target_changed: Whether the base model does other than in an earlier cycle on the same tasks.
         fallen: The live versions in whose environments the live system does worse than in an earlier cycle.
+        handover: The comparison with the live system on another base model, from which the cycle's takes over.
     """
 
     incumbent: str
@@ -96,6 +104,7 @@ class LiveStep:
     not_residual: dict[str, str] = field(default_factory=dict)
     is_target_changed: bool = False
     fallen: list[str] = field(default_factory=list)
+    handover: str = ""
 
 
 @dataclass(frozen=True)
@@ -213,6 +222,8 @@ def gate_remark(comparison: PairedDifference) -> str:
 def verdict(figures: CycleFigures) -> str:
     """Return a sentence on what the cycle gained, or why it gained nothing."""
     gain = figures.gain
+    if figures.step and figures.step.handover:
+        return f"Handover: {figures.step.handover}."
     if gain is not None:
         end = "" if gain.low > 0 else " The interval contains zero: no gain is shown."
         return (
@@ -255,6 +266,8 @@ def step_sentence(step: LiveStep) -> str:
     sentences += [f"Not trained again: {name} ({counts})." for name, counts in step.not_residual.items()]
     if step.is_target_changed:
         sentences.append("The target has changed: the base model does other than before on the same tasks.")
+    if step.handover:
+        sentences.append(f"Handover: {step.handover}.")
     if step.fallen:
         sentences.append(f"The live system has fallen in the environments of {', '.join(step.fallen)}.")
     return " ".join(sentences)
@@ -387,6 +400,7 @@ def _step_json(step: LiveStep) -> dict[str, object]:
         "not_residual": step.not_residual,
         "target_changed": step.is_target_changed,
         "fallen": step.fallen,
+        "handover": step.handover,
     }
 
 

@@ -27,13 +27,14 @@ from sandbox.user import User
 from store.repositories.environments import get_environment, list_admissions, save_admission
 from store.types import AdmissionReport, EndCause, Outcome, Trajectory
 from traced.config.settings import Settings
-from traced.core.errors import StageError
+from traced.core.errors import CapabilityError, StageError
 from traced.evaluation.world_agreement import WorldFigures
 from traced.evaluation.world_bounds import tool_replay
 from traced.inference.errors import EngineError
 from traced.pipeline.collect import collected
 from traced.pipeline.context import Context
 from traced.pipeline.episodes import BASE, model_policy
+from traced.pipeline.inheritance import inherited_version, solved_by_base
 from traced.pipeline.world import make_world, prove_world
 from traced.rollouts.episodes import EpisodeJob, Limits, run_episodes
 from traced.rollouts.step_limit import step_timeout_s, user_wait_s
@@ -101,6 +102,8 @@ async def admit(context: Context, capability: str, environment: str) -> bool:
         failed_checks = refusals(report)
         stage.detail = {"environment": environment, "admitted": report.admitted, "refused_by": sorted(failed_checks)}
         stage.figure = "admitted" if report.admitted else f"refused by {', '.join(failed_checks)}"
+    if inherited_version(context, capability) and (reason := solved_by_base(report, context.model.name)):
+        raise CapabilityError(reason)
     return report.admitted
 
 

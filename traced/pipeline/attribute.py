@@ -47,6 +47,9 @@ from traced.pipeline.collect import collected
 from traced.pipeline.context import Context, RunningStage
 from traced.pipeline.episodes import BASE, Player, episodes
 from traced.pipeline.incumbent import Incumbent, incumbent_of, incumbent_player
+from traced.pipeline.inheritance import inherit
+from traced.pipeline.predecessor import predecessor_of
+from traced.pipeline.routable import routable_solvers
 from traced.pipeline.train import STOPPED_BY
 from traced.pipeline.watch import watch, watch_text, watched_versions
 from traced.rollouts.episodes import EpisodeJob
@@ -59,6 +62,9 @@ FAILED_TRAININGS = 2
 
 async def attribute(context: Context, capabilities: Sequence[str]) -> list[str]:
     """Return those of the retained capabilities that are trained, in their order."""
+    predecessor = predecessor_of(context)
+    if predecessor is not None:
+        return await inherit(context, predecessor, capabilities)
     incumbent = incumbent_of(context)
     with context.read_session() as session:
         postponed = {name: reason for name in capabilities if (reason := left_aside(session, context.cycle_id, name))}
@@ -118,7 +124,7 @@ async def _attributions(context: Context, incumbent: Incumbent, stage: RunningSt
     if context.target.is_recorded:
         solvers = {key: _other_versions(needs_by_id[key], versions, models[key]) for key in needs_by_id}
     else:
-        solvers = await _solvers(context, incumbent, failures, stage)
+        solvers = await _routable(context, await _solvers(context, incumbent, failures, stage))
     return attribute_failures(needs_by_id, solvers, versions, INCUMBENT)
 
 
@@ -126,6 +132,16 @@ def _other_versions(needs: Needs, versions: Mapping[str, str], model: str) -> li
     """Return the live versions of lacking capabilities that did not answer; none if one of them answered."""
     names = [versions[name] for name in sorted(needs.gaps) if name in versions]
     return [] if model in names else names
+
+
+async def _routable(context: Context, solvers: Mapping[str, list[str]]) -> dict[str, list[str]]:
+    """Return the solvers of each failure: the live system, by chance, or else what a router could have chosen."""
+    by_chance = {key: models for key, models in solvers.items() if INCUMBENT in models}
+    of_other_models = {key: models for key, models in solvers.items() if key not in by_chance}
+    trajectories = [row for row in collected(context) if row.outcome.is_judged]
+    with context.read_session() as session:
+        models = answering_models(session, trajectories)
+    return by_chance | await routable_solvers(context, trajectories, models, of_other_models)
 
 
 async def _solvers(

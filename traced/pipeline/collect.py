@@ -40,6 +40,7 @@ from traced.pipeline.incumbent import (
     incumbent_player,
     save_answering_models,
 )
+from traced.pipeline.predecessor import play_predecessor
 from traced.pipeline.self_check import SELF_CHECK, self_check
 from traced.pipeline.toolsets import (
     MIN_OUTCOMES,
@@ -75,6 +76,7 @@ async def collect(context: Context) -> list[Trajectory]:
     Raises:
         StageError: The recorded target has not enough successes or failures yet.
     """
+    await play_predecessor(context)
     incumbent = incumbent_of(context)
     if context.target.is_recorded:
         return _collect_conversations(context)

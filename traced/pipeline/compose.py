@@ -34,6 +34,7 @@ from traced.pipeline.context import Context, RunningStage
 from traced.pipeline.episodes import EPISODE_S, episodes, first_jobs, player_episodes, split_jobs
 from traced.pipeline.gate import gate, policy_of
 from traced.pipeline.gate_episodes import gate_temperature, round_jobs
+from traced.pipeline.handover import hand_over
 from traced.pipeline.incumbent import current_incumbent, incumbent_of, incumbent_player, with_version
 from traced.pipeline.merged_version import RECIPES, merge_members, publish_merge, remove_merges, with_emphasis
 from traced.pipeline.mixture import members_and_live, sound
@@ -129,7 +130,9 @@ async def compose(context: Context, adapters: Sequence[str], joint_versions: Seq
     """
     try:
         # One may have been quarantined since its gate.
-        return await _compose(context, sound(context, adapters), sound(context, joint_versions))
+        merged = await _compose(context, sound(context, adapters), sound(context, joint_versions))
+        await hand_over(context, sound(context, [*adapters, *merged]))
+        return merged
     finally:
         # Each is as large as an adapter, and can be made again.
         remove_merges(context)

@@ -8,6 +8,9 @@ fitted for all of it.
 import asyncio
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
+
+from sqlmodel import Session
 
 from store.records import Decision, StageState
 from store.repositories.adapters import quarantined_adapters
@@ -19,7 +22,9 @@ from store.repositories.promotions import (
     live_adapters,
     newest_promotions,
 )
+from store.types import GateAnswer
 from traced.pipeline.context import Context
+from traced.pipeline.handover import find_handover
 from traced.registry.adapter_store import upload_before_traffic
 from traced.registry.decision_rules import Action
 from traced.registry.decisions import approve, pending_requests, reject, start_approved
@@ -31,9 +36,15 @@ PROMOTE = "promote"  # the stage's name in its event
 
 
 def waiting(context: Context, adapters: Sequence[str]) -> list[str]:
-    """Return the adapters that passed their gate and that nobody has decided about."""
+    """Return the adapters that passed their gate and that nobody has decided about; none after a failed handover."""
     with context.read_session() as session:
-        return awaiting_decision(session, adapters)
+        return [] if _handover_problem(session, context.cycle_id) else awaiting_decision(session, adapters)
+
+
+def _handover_problem(session: Session, cycle_id: str) -> str:
+    """Return why a cycle's versions are not offered: its handover did not pass; "" if it passed, or has none."""
+    handover = find_handover(session, cycle_id)
+    return handover.text if handover is not None and handover.answer is not GateAnswer.PASS else ""
 
 
 def requested_rounds(context: Context, adapters: Sequence[str]) -> dict[str, int]:
@@ -64,9 +75,16 @@ def decision_of(context: Context, adapter: str) -> str:
 
 
 async def promote(context: Context, adapters: Sequence[str]) -> list[str]:
-    """Promote the approved adapters that never were live; returns those that take traffic, in order."""
+    """Promote the approved adapters that never were live; returns those that take traffic, in order.
+
+    After a handover that did not pass, those without a decision are rejected; a person may still approve them.
+    """
     settings = context.settings.promotion
     action = Action(ACTOR, "local", context.now(), f"cycle {context.cycle_id}")
+    with context.write_session() as session:
+        if problem := _handover_problem(session, context.cycle_id):
+            for name in awaiting_decision(session, adapters):
+                reject(session, replace(action, reason=f"the handover did not pass: {problem}"), name)
     with context.read_session() as session:
         decisions, promotions = latest_decisions(session), newest_promotions(session)
         quarantined = quarantined_adapters(session)

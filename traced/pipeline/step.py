@@ -11,6 +11,7 @@ from sqlmodel import Session
 
 from store.records import Cycle, StageEvent, StageState
 from store.repositories.cycles import fallen_versions, get_cycle, list_cycles
+from store.repositories.evidence import HANDOVER
 from store.repositories.trajectories import TrajectoryFilter, list_trajectories
 from store.types import Trajectory
 from traced.evaluation.figures import BASE, ROUTED, LiveStep
@@ -18,6 +19,7 @@ from traced.evaluation.intervals import compare, pair_shared, rate
 from traced.pipeline.attribution import ATTRIBUTE
 from traced.pipeline.base_check import BASE_CHECK
 from traced.pipeline.incumbent import Incumbent, find_incumbent
+from traced.pipeline.predecessor import PREDECESSOR, find_predecessor
 
 Arms = Mapping[str, Sequence[Trajectory]]
 
@@ -33,10 +35,11 @@ def live_step(session: Session, cycle_id: str, arms: Arms, events: Sequence[Stag
     earlier = live_before(session, cycle_id, arms)
     current = arms.get(ROUTED) or earlier
     details = {event.stage: event.detail for event in events if event.state is StageState.FINISHED}
+    predecessor = find_predecessor(session, cycle_id)
     attributed, check = details.get(ATTRIBUTE, {}), details.get("collect", {}).get(BASE_CHECK)
     return LiveStep(
-        incumbent=incumbent.title,
-        is_first=incumbent.is_base,
+        incumbent=predecessor.title if predecessor else incumbent.title,
+        is_first=incumbent.is_base and predecessor is None,
         success=rate(ROUTED, current) if current else None,
         gain=compare(pair_shared(earlier, arms[ROUTED])) if ROUTED in arms and earlier else None,
         closed=[str(row["capability"]) for row in attributed.get("closed", [])],
@@ -44,11 +47,17 @@ def live_step(session: Session, cycle_id: str, arms: Arms, events: Sequence[Stag
         not_residual=dict(attributed.get("not_residual", {})),
         is_target_changed=bool(check and check["changed"]),
         fallen=fallen_versions(session, cycle_id),
+        handover=str(details.get(HANDOVER, {}).get("text", "")),
     )
 
 
 def live_before(session: Session, cycle_id: str, arms: Arms) -> Sequence[Trajectory]:
-    """Return the test episodes of a cycle's incumbent; empty if there are none. ``arms`` as in ``live_step``."""
+    """Return the test episodes of a cycle's incumbent, or of its predecessor; empty if there are none.
+
+    ``arms`` as in ``live_step``.
+    """
+    if find_predecessor(session, cycle_id) is not None:
+        return arms.get(PREDECESSOR, ())
     incumbent = find_incumbent(session, cycle_id) or Incumbent()
     if incumbent.is_base:
         return arms.get(BASE, ())

@@ -66,6 +66,7 @@ from traced.pipeline.collect import collected
 from traced.pipeline.context import Context, RunningStage
 from traced.pipeline.episodes import BASE
 from traced.pipeline.incumbent import incumbent_of
+from traced.pipeline.inheritance import inherited_version, take_over_environment
 from traced.pipeline.routers import analyzed
 from traced.pipeline.world import find_world
 
@@ -88,17 +89,27 @@ async def synthesize(context: Context, capability: str, attempt: int) -> str:
     """
     title = f"Write an environment for {capability}"
     with context.stage("synthesize", title, capability) as stage:
-        record = stored_attempt(context, capability, attempt)
-        if record is None and context.settings.synthesis.synthesizer == BUILTIN:
-            record = await _write_builtin(context, capability, attempt)
-        elif record is None:
-            record = await write(context, capability, attempt, stage)
+        record = await _environment(context, capability, attempt, stage)
         # Present if parsing alone was enough to refuse the file.
         report = stored_report(context, record.hash)
         refusal_text = f", refused by {', '.join(refusals(report))}" if report and not report.admitted else ""
         stage.detail |= {"environment": record.hash, "attempt": attempt, "synthesizer": record.synthesizer}
         stage.figure = f"env:{record.hash[:12]}{_world_text(context, record)}{refusal_text}"
     return record.hash
+
+
+async def _environment(context: Context, capability: str, attempt: int, stage: RunningStage) -> EnvironmentRecord:
+    if version := inherited_version(context, capability):
+        # The environment of the predecessor has the place of the first attempt.
+        if not attempt:
+            return take_over_environment(context, version)
+        attempt -= 1
+    record = stored_attempt(context, capability, attempt)
+    if record is not None:
+        return record
+    if context.settings.synthesis.synthesizer == BUILTIN:
+        return await _write_builtin(context, capability, attempt)
+    return await write(context, capability, attempt, stage)
 
 
 def _world_text(context: Context, record: EnvironmentRecord) -> str:
@@ -135,6 +146,7 @@ async def _write_builtin(context: Context, capability: str, attempt: int) -> Env
         # All capabilities' labels: a success that lacked something else is not a good example.
         labels = list_labels(session, context.cycle_id)
         unretained = {row.capability for row in list_findings(session, context.cycle_id, retained=False)}
+        unretained -= {capability}  # it may be one of the predecessor
         labelled_trajectories = analyzed(session, context.cycle_id)
     episodes = collected(context)
     episode_ids = {episode.id for episode in episodes}

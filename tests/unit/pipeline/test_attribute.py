@@ -1,6 +1,7 @@
 """The attribution stage plays failed tasks again, and decides what is trained, closed or left aside."""
 
-from collections.abc import Iterator
+import random
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from tests.unit.store.chain import CAPABILITY, HASH, later
 from traced.core.errors import CapabilityError
 from traced.evaluation.intervals import Interval
 from traced.inference.client import Completion
+from traced.inference.errors import EmbeddingsError
 from traced.inference.policies import Policy
 from traced.notifications.messages import Message as Notification
 from traced.pipeline import attribute as attribute_module
@@ -50,6 +52,28 @@ class Agent:
         return Completion({"role": "assistant", "content": word if is_solved else ""}, [], [], [], "stop")
 
 
+class Embeddings:
+    """Embeds an opening by the remainder of its number; not ``tells``, all openings alike but for noise."""
+
+    def __init__(self, *, tells: bool = True) -> None:
+        self.tells = tells
+
+    async def embed(self, texts: Sequence[str]) -> list[list[float]]:
+        numbers = [int(text.rpartition("word-")[2]) for text in texts]
+        return [
+            [float(self.tells and number % 4 == remainder) for remainder in range(4)]
+            + [random.Random(f"{number}:{place}").random() for place in range(4)]
+            for number in numbers
+        ]
+
+
+def use_embeddings(monkeypatch: pytest.MonkeyPatch, source: Embeddings) -> None:
+    async def embedding_source(_: Context) -> Embeddings:
+        return source
+
+    monkeypatch.setattr(Context, "embedding_source", embedding_source)
+
+
 @pytest.fixture
 def context(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Context]:
     """Yield the context of a second cycle: one adapter answers all; what fails, another one solves, or nothing."""
@@ -61,6 +85,7 @@ def context(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Context
     async def nothing(*_: object) -> None:
         return None
 
+    use_embeddings(monkeypatch, Embeddings())
     monkeypatch.setattr(episodes, "model_policy", policy)
     monkeypatch.setattr("traced.pipeline.routers.model_policy", policy)
     for module in (incumbent, attribute_module):
@@ -73,7 +98,7 @@ def context(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Context
     live = Incumbent(Composition((DATES,)), (DATES, SEATS), later(8))
     monkeypatch.setattr(incumbent, "current_incumbent", lambda *_: live)
     settings: dict[str, object] = {"target.name": "acme", "target.kind": "python", "target.factory": f"{WORLDS}:Echo"}
-    with context_with_chain(tmp_path, settings | {"collect.episodes": 60}) as first:
+    with context_with_chain(tmp_path, settings | {"collect.episodes": 100}) as first:
         with first.write_session() as session:
             save_cycle(session, Cycle("c2", "acme", "bundled", 0, {}, CycleState.RUNNING, later(60)))
         yield replace(first, cycle_id="c2")
@@ -113,6 +138,29 @@ async def test_what_another_adapter_solves_is_the_routers_and_the_rest_is_traine
     assert {tasks[key] for key in solvers} == {2}
     assert {*solvers.values()} == {SEATS}
     # Repeated after a kill, it plays nothing anew and says the same.
+    assert await attribute(context, ["seats", "refunds"]) == ["refunds"]
+
+
+async def test_what_no_opening_tells_a_router_is_trained_although_another_adapter_solves_it(
+    context: Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use_embeddings(monkeypatch, Embeddings(tells=False))
+    await collect(context)
+    analysed(context, {2: "seats", 3: "refunds"})
+    assert await attribute(context, ["seats", "refunds"]) == ["seats", "refunds"]
+    with context.read_session() as session:
+        event = list_stage_events(session, context.cycle_id)[-1]
+        assert len(misrouted(session, context.cycle_id)) <= 2  # by luck
+    assert event.detail["kinds"]["seats"]["compound"] > 10
+
+
+async def test_without_embeddings_every_solver_counts(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def embedding_source(_: Context) -> Embeddings:
+        raise EmbeddingsError("no embeddings")
+
+    monkeypatch.setattr(Context, "embedding_source", embedding_source)
+    await collect(context)
+    analysed(context, {2: "seats", 3: "refunds"})
     assert await attribute(context, ["seats", "refunds"]) == ["refunds"]
 
 

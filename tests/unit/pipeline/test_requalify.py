@@ -1,0 +1,287 @@
+"""Another base model takes over from the live system: what it inherits, what it no longer needs, and the handover."""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import cast
+
+import pytest
+
+from store.database import write_session
+from store.records import Approval, Cycle, CycleState, Decision
+from store.repositories.adapters import save_adapter, save_training_run
+from store.repositories.capabilities import list_capabilities, list_labels
+from store.repositories.cycles import list_stage_events, save_cycle
+from store.repositories.environments import get_environment
+from store.repositories.evidence import HANDOVER, evidence_chain
+from store.repositories.promotions import latest_approval, roll_back, save_gate, serving_adapters
+from store.repositories.trajectories import save_trajectories
+from store.types import AdmissionReport, Check, GateAnswer, Outcome, Trajectory, Verdict
+from tests.unit.pipeline.contexts import context_with_chain
+from tests.unit.store.chain import CAPABILITY, GATE, HASH, SOURCE, adapter, later, training_run, trajectory
+from traced.cli.evidence_text import chain_lines
+from traced.config.settings import configuration, load_settings
+from traced.core.errors import CapabilityError, StageError
+from traced.evaluation.figures import step_sentence
+from traced.inference.model_files import ModelFiles
+from traced.pipeline import admit as admit_module
+from traced.pipeline import handover as handover_module
+from traced.pipeline import predecessor as predecessor_module
+from traced.pipeline.admit import admit
+from traced.pipeline.attribute import attribute
+from traced.pipeline.collect import collected_filter
+from traced.pipeline.context import Context
+from traced.pipeline.handover import find_handover, hand_over
+from traced.pipeline.incumbent import SystemPlayer
+from traced.pipeline.predecessor import PREDECESSOR, find_predecessor, play_predecessor, predecessor_of, settings_of
+from traced.pipeline.promote import promote, waiting
+from traced.pipeline.step import live_step
+from traced.pipeline.synthesize import synthesize
+from traced.routing.composition import Composition
+from traced.scoring.evidence import OutcomeSources
+
+OLD, NEW_CYCLE = "date-reasoning@v1", "c2"
+SETTINGS = {"model.spec": "bundled-large", "model.predecessor": "bundled", "gate.seeds": 100, "gate.trials": 1}
+
+
+@pytest.fixture
+def context(tmp_path: Path) -> Iterator[Context]:
+    """The context of a cycle of another base model, beside a live version on the first one."""
+    with context_with_chain(tmp_path, SETTINGS) as first:
+        context = replace(first, cycle_id=NEW_CYCLE, model=ModelFiles("bundled-large", tmp_path))
+        config = configuration(context.settings)
+        with context.write_session() as session:
+            cycle = Cycle(NEW_CYCLE, "desk", "bundled-large", 0, config, CycleState.RUNNING, later(60))
+            save_cycle(session, cycle)
+            rows = [
+                trajectory("n1", cycle_id=NEW_CYCLE),
+                trajectory("n2", Outcome.SUCCESS, cycle_id=NEW_CYCLE, trial=1),
+            ]
+            save_trajectories(session, rows)
+        yield context
+
+
+def episodes(
+    context: Context, model: str, source: str, split: str, successes: int, count: int = 100
+) -> list[Trajectory]:
+    """Return ``count`` episodes of a model, of which the first ``successes`` succeed."""
+    return [
+        trajectory(
+            f"{model}-{source}-{split}-{seed}",
+            Outcome.SUCCESS if seed < successes else Outcome.FAILURE,
+            source=source,
+            split=split,
+            task_id=str(seed),
+            model=model,
+            temperature=0.0,
+            cycle_id=context.cycle_id,
+        )
+        for seed in range(count)
+    ]
+
+
+def test_the_predecessor_is_what_is_live_on_the_other_base_model_when_the_cycle_begins(context: Context) -> None:
+    predecessor = predecessor_of(context)
+    assert predecessor is not None
+    assert (predecessor.model, dict(predecessor.versions)) == ("bundled", {"date-reasoning": OLD})
+    assert predecessor.title == f"the live system ({OLD}, on bundled)"
+    with write_session(context.store) as session:
+        roll_back(session, OLD, actor="Ada", at=later(70))
+    assert predecessor_of(context) == predecessor
+    with context.read_session() as session:
+        assert len([event for event in list_stage_events(session, NEW_CYCLE) if event.stage == PREDECESSOR]) == 1
+
+
+def test_without_a_live_version_there_is_nothing_to_take_over(context: Context) -> None:
+    with write_session(context.store) as session:
+        roll_back(session, OLD, actor="Ada", at=later(70))
+    with pytest.raises(StageError, match="no adapter of the base model bundled is live") as refusal:
+        predecessor_of(context)
+    assert "traced demo --model bundled-large" in refusal.value.hint
+    first_cycle = replace(context, settings=load_settings(context.data_dir, {}))
+    assert predecessor_of(first_cycle) is None
+
+
+def test_the_predecessor_plays_with_the_limits_of_its_own_base_model(context: Context) -> None:
+    config = {"engine": {"max_batch": 3, "max_length": 512, "max_tokens": 64, "temperature": 0.7}}
+    old = settings_of(context.settings, "bundled", config)
+    assert (old.model.spec, old.model.predecessor) == ("bundled", "")
+    assert (old.engine.max_batch, old.engine.max_length, old.engine.max_tokens) == (3, 512, 64)
+    # Both sides are compared at one temperature.
+    assert old.engine.temperature == context.settings.engine.temperature
+
+
+async def test_its_episodes_are_those_of_another_engine_and_are_played_once(
+    context: Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plays: list[tuple[str, str, str]] = []
+    closed: list[str] = []
+
+    async def in_environment(old: Context, version: str, player: SystemPlayer, *_: object) -> list[Trajectory]:
+        plays.append((old.settings.model.spec, version, player.name))
+        return []
+
+    async def on_target(
+        old: Context, source: object, jobs: Sequence[object], player: SystemPlayer, **_: object
+    ) -> None:
+        plays.append((old.settings.model.spec, str(len(jobs)), player.name))
+
+    async def player(old: Context, _: object) -> SystemPlayer:
+        assert old.slot is not context.slot
+
+        async def close() -> None:
+            closed.append(old.settings.model.spec)
+
+        monkeypatch.setattr(old.slot, "close", close)
+        return SystemPlayer(PREDECESSOR, composition=Composition((OLD,)))
+
+    monkeypatch.setattr(predecessor_module, "play_watched", in_environment)
+    monkeypatch.setattr(predecessor_module, "player_episodes", on_target)
+    monkeypatch.setattr(predecessor_module, "_player", player)
+    await play_predecessor(context)
+    tests = str(context.settings.test.seeds)
+    assert plays == [("bundled", name, PREDECESSOR) for name in (OLD, "100", tests)]
+    assert closed == ["bundled"]
+    await play_predecessor(context)
+    assert len(plays) == 3
+
+
+async def test_its_capabilities_are_trained_whether_or_not_the_analysis_retains_them(context: Context) -> None:
+    assert await attribute(context, ["error-recovery"]) == ["date-reasoning", "error-recovery"]
+    assert await attribute(context, ["date-reasoning"]) == ["date-reasoning"]
+    with context.read_session() as session:
+        assert list_capabilities(session, NEW_CYCLE) == [CAPABILITY]
+        verdicts = {label.trajectory_id: label.verdict for label in list_labels(session, NEW_CYCLE)}
+    assert verdicts == {"n1": Verdict.NA, "n2": Verdict.NA}
+
+
+async def test_the_first_environment_is_that_of_the_predecessor(context: Context) -> None:
+    await attribute(context, [])
+    assert await synthesize(context, "date-reasoning", 0) == HASH
+    with context.read_session() as session:
+        record = get_environment(session, HASH, cycle_id=NEW_CYCLE)
+    assert (record.source_code, record.synthesizer, record.capability) == (SOURCE, "inherited", "date-reasoning")
+    # The second one is the first that the synthesizer writes.
+    with pytest.raises(CapabilityError):
+        await synthesize(context, "date-reasoning", 1)
+
+
+@pytest.mark.parametrize(
+    ("check", "closes"),
+    [
+        (Check("spread", False, {"mean": 0.98, "mean_allowed": [0.05, 0.95]}, 1.0), True),
+        (Check("spread", False, {"mean": 0.02, "mean_allowed": [0.05, 0.95]}, 1.0), False),
+        (Check("spread", False, {"mean": 0.9, "mean_allowed": [0.05, 0.95]}, 1.0), False),
+        (Check("oracle", False, {}, 1.0), False),
+    ],
+)
+async def test_a_capability_that_the_new_base_model_has_is_closed_with_its_figure(
+    context: Context, monkeypatch: pytest.MonkeyPatch, check: Check, closes: bool
+) -> None:
+    report = AdmissionReport(HASH, False, [check])
+    monkeypatch.setattr(admit_module, "stored_report", lambda *_: report)
+    if not closes:
+        assert not await admit(context, "date-reasoning", HASH)
+        return
+    text = f"bundled-large has it without an adapter: mean reward 98.0 % in env:{HASH[:12]}, over 95.0 %"
+    with pytest.raises(CapabilityError, match=text):
+        await admit(context, "date-reasoning", HASH)
+    # An environment of a capability that nobody had before is refused as ever.
+    assert not await admit(context, "error-recovery", HASH)
+
+
+@pytest.mark.parametrize(
+    ("target", "environment", "answer"),
+    [(60, 60, GateAnswer.PASS), (90, 60, GateAnswer.PASS), (60, 20, GateAnswer.FAIL), (20, 60, GateAnswer.FAIL)],
+)
+async def test_a_handover_rules_out_losses_on_the_target_and_in_each_environment(
+    context: Context, monkeypatch: pytest.MonkeyPatch, target: int, environment: int, answer: GateAnswer
+) -> None:
+    source = f"env:{HASH[:12]}"
+
+    async def in_environment(*_: object) -> list[Trajectory]:
+        return episodes(context, "successor", source, "", environment)
+
+    async def on_target(*_: object, **__: object) -> list[Trajectory]:
+        return episodes(context, "successor", "desk", "gate", target)
+
+    async def successor(*_: object) -> SystemPlayer:
+        return SystemPlayer("successor", composition=Composition(("date-reasoning@v2",)))
+
+    monkeypatch.setattr(handover_module, "play_watched", in_environment)
+    monkeypatch.setattr(handover_module, "player_episodes", on_target)
+    monkeypatch.setattr(handover_module, "_successor", successor)
+    with context.write_session() as session:
+        save_trajectories(session, episodes(context, PREDECESSOR, source, "", 60))
+        save_trajectories(session, episodes(context, PREDECESSOR, "desk", "gate", 60))
+        save_adapter(session, replace(adapter(2), cycle_id=NEW_CYCLE))
+        save_gate(session, replace(GATE, adapter="date-reasoning@v2"), cycle_id=NEW_CYCLE, at=later(80))
+    await hand_over(context, ["date-reasoning@v2"])
+    with context.read_session() as session:
+        handover = find_handover(session, NEW_CYCLE)
+    assert handover is not None
+    assert (handover.answer, handover.versions) == (answer, ("date-reasoning@v2",))
+    assert [row.name for row in handover.comparisons] == ["target", f"environment of {OLD}"]
+    assert handover.text.startswith(f"date-reasoning@v2 on bundled-large against bundled: target {target - 60:+.1f} [")
+    # Only after a pass is anybody asked.
+    assert waiting(context, ["date-reasoning@v2"]) == (["date-reasoning@v2"] if answer is GateAnswer.PASS else [])
+
+
+def failed_handover(context: Context) -> None:
+    comparisons = [{**vars(GATE.comparisons[0]), "answer": "fail"}]
+    values = {
+        "predecessor": "bundled",
+        "model": "bundled-large",
+        "serving": "date-reasoning@v2",
+        "versions": ["date-reasoning@v2"],
+        "comparisons": comparisons,
+    }
+    with context.stage(HANDOVER, "Compare") as stage:
+        stage.detail = {"text": "it lost", "handover": values}
+
+
+async def test_after_a_handover_that_failed_the_versions_are_rejected_and_may_be_approved(context: Context) -> None:
+    name = "date-reasoning@v2"
+    with context.write_session() as session:
+        save_training_run(session, replace(training_run("r2"), cycle_id=NEW_CYCLE))
+        save_adapter(session, replace(adapter(2), cycle_id=NEW_CYCLE, training_run_id="r2"))
+        save_gate(session, replace(GATE, adapter=name), cycle_id=NEW_CYCLE, at=later(80))
+    await attribute(context, [])
+    await synthesize(context, "date-reasoning", 0)
+    failed_handover(context)
+    assert await promote(context, [name]) == []
+    with context.read_session() as session:
+        decision = cast("Approval", latest_approval(session, name))
+        assert (decision.decision, decision.who) == (Decision.REJECTED, "traced cycle")
+        assert decision.reason.startswith(
+            "the handover did not pass: date-reasoning@v2 on bundled-large against bundled"
+        )
+        # What was live on the first base model is untouched.
+        assert (serving_adapters(session, "bundled"), serving_adapters(session, "bundled-large")) == ([OLD], [])
+        chain = evidence_chain(session, name)
+    assert (chain.handover, chain.origin and chain.origin.cycle_id) == ("it lost", "c1")
+    lines = list(chain_lines(chain, OutcomeSources(Counter(), Counter())))
+    beginning = f"environment  {HASH[:16]}, written by the builtin synthesizer with seed 7 in c1, calibrated again with"
+    assert any(line.startswith(beginning) for line in lines)
+    assert "handover     it lost" in lines
+
+
+def test_the_step_of_such_a_cycle_is_that_from_the_predecessor(context: Context) -> None:
+    predecessor_of(context)
+    failed_handover(context)
+    rows = {
+        PREDECESSOR: episodes(context, PREDECESSOR, "desk", "test", 60),
+        "routed": episodes(context, "routed", "desk", "test", 70),
+    }
+    with context.read_session() as session:
+        step = live_step(session, NEW_CYCLE, rows, list_stage_events(session, NEW_CYCLE))
+        assert find_predecessor(session, "c1") is None
+    assert not step.is_first
+    assert step.gain is not None
+    assert round(step.gain.difference, 2) == 0.1
+    sentence = step_sentence(step)
+    assert f"Live before: {OLD}, on bundled." in sentence
+    assert "Handover: it lost." in sentence
+    # The collection is that of the new base model alone.
+    assert collected_filter(context).model == "base"

@@ -1,0 +1,177 @@
+"""The command ``traced requalify``: prepare another base model to take over from the live system.
+
+Invariants: what is live goes on answering until a person sets ``model.spec`` to the new base model. The same command
+resumes a stopped cycle. The new versions are approved together, and only if the handover passed.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
+from typing import Annotated
+
+import typer
+from rich.prompt import Confirm
+
+from sandbox.client import reap_orphans
+from sandbox.image import ensure_image
+from store.types import GateAnswer
+from traced.cli.options import AsJson, DataDir, Overrides, Seed, Threads, read_settings
+from traced.cli.output import console, print_json, progress
+from traced.cli.store_session import writing
+from traced.config.settings import Settings
+from traced.core.errors import TracedError
+from traced.core.ownership import CYCLE_LOCK, hold_directory, sandbox_owner
+from traced.core.progress import Progress
+from traced.core.resources import Meter
+from traced.evaluation.figures import CycleFigures
+from traced.evaluation.figures import as_json as figures_as_json
+from traced.evaluation.report import summary_table
+from traced.inference.model_files import base_model, resolve_model
+from traced.pipeline.context import Context, open_context, utc_now
+from traced.pipeline.cycles import find_cycle
+from traced.pipeline.handover import Handover, find_handover
+from traced.pipeline.predecessor import current_predecessor, find_predecessor
+from traced.pipeline.preflight import check_cycle
+from traced.pipeline.promote import decide
+from traced.pipeline.report import gather
+
+ACTOR = "traced requalify"
+
+
+@dataclass(frozen=True)
+class Result:
+    """The state of the cycle after this run; ``waiting`` names the versions that await a decision."""
+
+    cycle_id: str
+    figures: CycleFigures
+    handover: Handover | None
+    waiting: list[str]
+    is_finished: bool
+
+
+def requalify(
+    *,
+    model: Annotated[str, typer.Option("--model", help='The new base model: "bundled", "smollm2" or a directory.')],
+    yes: Annotated[
+        bool, typer.Option("--yes", "-y", help="Approve the new versions if the handover passed, without a question.")
+    ] = False,
+    data_dir: DataDir = None,
+    overrides: Overrides = None,
+    seed: Seed = None,
+    threads: Threads = None,
+    as_json: AsJson = False,
+) -> None:
+    """Prepare a new base model: calibrate the live adapters' environments, train again, compare with what is live."""
+    options = {"seed": seed, "engine__threads": threads}
+    predecessor = read_settings(data_dir, overrides, **options).model.spec
+    settings = read_settings(data_dir, overrides, model__spec=model, model__predecessor=predecessor, **options)
+    _check(settings)
+    with hold_directory(settings.data_dir, now=utc_now, version=version("traced"), file_name=CYCLE_LOCK):
+        result = _run(settings, yes=yes)
+    if as_json:
+        handover = asdict(result.handover) | {"answer": result.handover.answer} if result.handover else None
+        waiting = {"waiting": result.waiting} if result.waiting else {}
+        print_json({**figures_as_json(result.figures), "handover": handover, **waiting})
+        return
+    console.print(summary_table(result.figures))
+    if result.handover is not None:
+        console.print(f"Handover: {result.handover.text}", highlight=False)
+    console.print(_next_step(settings, result), highlight=False)
+
+
+def _check(settings: Settings) -> None:
+    """Raise an error for settings with which no requalification can begin."""
+    if settings.engine.backend == "openai" or settings.engine.urls:
+        raise TracedError(
+            "two base models play, and engine.urls names the servers of one",
+            hint='leave out engine.urls, with engine.backend = "auto": traced then starts an engine for each',
+        )
+    new, old = base_model(settings), resolve_model(settings.model.predecessor, settings.data_dir)
+    if new.name == old.name:
+        raise TracedError(
+            f"{new.name} is the base model already",
+            hint="--model: another base model; its directory must have another name",
+        )
+    check_cycle(settings)
+
+
+def _run(settings: Settings, *, yes: bool) -> Result:
+    settings.data_dir.mkdir(parents=True, exist_ok=True)
+    with writing(settings) as session:
+        cycle = find_cycle(session, settings, base_model(settings).name, at=utc_now())
+        if find_predecessor(session, cycle.id) is None:
+            current_predecessor(session, settings)  # raises if nothing is live, and then no cycle is stored
+    ensure_image(build_missing=True)
+    reap_orphans(sandbox_owner(settings.data_dir))
+    display = Progress(progress)
+    with Meter() as meter, display.display():
+        result = asyncio.run(_advance(settings, cycle.id, display, meter, _approver(yes=yes)))
+        if result.waiting and not yes and progress.is_terminal and _passed(result.handover):
+            with display.suspended():
+                is_approved = _ask(settings, result)
+            if is_approved:
+                result = asyncio.run(_advance(settings, cycle.id, display, meter, _approver(yes=True)))
+    return result
+
+
+async def _advance(
+    settings: Settings,
+    cycle_id: str,
+    display: Progress,
+    meter: Meter,
+    approve: Callable[[Context, Sequence[str]], bool],
+) -> Result:
+    # Imported here because it loads langgraph, which takes a second.
+    from traced.pipeline.runner import run_cycle
+
+    async with open_context(settings, cycle_id, display, meter) as context:
+        status = await run_cycle(context, approve)
+        with context.read_session() as session:
+            handover = find_handover(session, cycle_id)
+        return Result(cycle_id, gather(context), handover, status.waiting, status.finished)
+
+
+def _approver(*, yes: bool) -> Callable[[Context, Sequence[str]], bool]:
+    def approve(context: Context, adapters: Sequence[str]) -> bool:
+        with context.read_session() as session:
+            handover = find_handover(session, context.cycle_id)
+        if not yes or not _passed(handover):
+            return False
+        assert handover is not None
+        for adapter in adapters:
+            decide(context, adapter, True, actor=ACTOR, reason=f"handover: {handover.text}")
+        context.progress.note(f"approved for {context.model.name}: {', '.join(adapters)}")
+        return True
+
+    return approve
+
+
+def _passed(handover: Handover | None) -> bool:
+    return handover is not None and handover.answer is GateAnswer.PASS
+
+
+def _ask(settings: Settings, result: Result) -> bool:
+    assert result.handover is not None
+    progress.print(f"\n{result.handover.text}", highlight=False)
+    question = f"Put {', '.join(result.waiting)} live for {settings.model.spec}?"
+    try:
+        return Confirm.ask(question, console=progress, default=False)
+    except EOFError:
+        return False
+
+
+def _next_step(settings: Settings, result: Result) -> str:
+    new, old = settings.model.spec, settings.model.predecessor
+    if not _passed(result.handover):
+        answer = result.handover.answer.value if result.handover else "not reached"
+        return (
+            f"The handover is {answer}, so {old} should stay. Nothing was approved; the versions of {new} that passed "
+            "their gates can be read with traced explain."
+        )
+    if result.waiting:
+        return f"Decision pending: {', '.join(result.waiting)}. Repeat the command with --yes to approve them together."
+    return (
+        f'To hand over: set model.spec = "{new}" in traced.toml, and start traced up and traced serve again. The '
+        f'versions of {old} stay live for it: with model.spec = "{old}" they answer again.'
+    )

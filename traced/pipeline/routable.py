@@ -1,0 +1,75 @@
+"""Which failures a router could have avoided: those whose opening says that another model should answer.
+
+That another live model solves a task in one replay may be luck, and an opening need not tell. So a classifier of the
+kind that routes is fitted on the cycle's conversations, each with the model that answered it well or that solves its
+task, and predicts each of them from a fit without its own fold. A solver counts only where it is predicted, and only if
+at least half of what is predicted for it is right: a router that took more from what works would not pass its gate.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from store.types import Outcome, Trajectory, opening_messages
+from traced.inference.errors import EmbeddingsError, RouterFitError
+from traced.pipeline.context import Context
+from traced.routing.hidden_state import fit_classifier, routed_text
+
+FOLDS = 10
+PRECISION = 0.5
+Embedding = Sequence[float]
+
+
+async def routable_solvers(
+    context: Context,
+    trajectories: Sequence[Trajectory],
+    answered_by: Mapping[str, str],
+    solvers: Mapping[str, Sequence[str]],
+) -> dict[str, list[str]]:
+    """Return of each failure's solvers those that a router could have precise; all of them without embeddings.
+
+    Args:
+        trajectories: The cycle's judged conversations.
+        answered_by: The model that answered each of them.
+        solvers: The models that solve the task of each failure, without the live system itself.
+    """
+    counts = Counter(model for models in solvers.values() for model in models)
+    examples: list[tuple[str, str]] = []  # id, right model
+    for row in trajectories:
+        if row.outcome is Outcome.SUCCESS:
+            examples.append((row.id, answered_by[row.id]))
+        elif models := solvers.get(row.id):
+            examples.append((row.id, min(models, key=lambda model: (-counts[model], model))))
+    rows = {row.id: row for row in trajectories}
+    try:
+        source = await context.embedding_source()
+        embeddings = await source.embed([routed_text(opening_messages(rows[key].messages)) for key, _ in examples])
+    except EmbeddingsError:
+        return {key: list(models) for key, models in solvers.items()}
+    predicted = dict(
+        zip((key for key, _ in examples), predictions(embeddings, [model for _, model in examples]), strict=True)
+    )
+    right_models = {key: [model, *solvers.get(key, ())] for key, model in examples}
+    is_right = {key: predicted[key] in right_models[key] for key in predicted}
+    totals, hits = Counter(predicted.values()), Counter(predicted[key] for key in predicted if is_right[key])
+    precise = {model for model, total in totals.items() if hits[model] >= PRECISION * total}
+    return {
+        key: [model for model in models if model == predicted.get(key) and model in precise]
+        for key, models in solvers.items()
+    }
+
+
+def predictions(embeddings: Sequence[Embedding], models: Sequence[str]) -> list[str]:
+    """Return the model that a classifier predicts for each example after a fit without its fold; "" if none fits."""
+    results = [""] * len(models)
+    for fold in range(FOLDS):
+        inside = [index for index in range(len(models)) if index % FOLDS != fold]
+        try:
+            classifier = fit_classifier(
+                [embeddings[index] for index in inside], [models[index] for index in inside], base_digest=""
+            )
+        except RouterFitError:
+            continue
+        for index in range(fold, len(models), FOLDS):
+            logprobs = classifier.logprobs(embeddings[index])
+            results[index] = max(logprobs, key=lambda model: logprobs[model])
+    return results
