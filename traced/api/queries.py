@@ -29,7 +29,15 @@ from store.repositories.serving import count_routed
 from store.status import RouterStatus, router_status
 from store.types import awaits_decision
 from traced.api.errors import Crowded
-from traced.client.models import AdapterView, CostView, CycleView, HeldUpView, QuarantinedInputView, StageView
+from traced.client.models import (
+    AdapterView,
+    CostView,
+    CycleView,
+    HeldUpView,
+    LiveStepView,
+    QuarantinedInputView,
+    StageView,
+)
 from traced.client.serving import Health, RouterHealth, Traffic
 from traced.config.service_sections import ServingSection
 from traced.core.location import http_url
@@ -59,7 +67,18 @@ def cycle_view(session: Session, cycle: Cycle) -> CycleView:
         finished_at=cycle.finished_at,
         stages=list(stages.values()),
         costs=_costs(session, cycle.id),
+        step=_step(cycle),
     )
+
+
+def _step(cycle: Cycle) -> LiveStepView | None:
+    """Return what a cycle did to the live system by its summary; reports of earlier versions say nothing of it."""
+    step = cycle.summary.get("step")
+    if not isinstance(step, dict):
+        return None
+    values = {name: step[name] for name in LiveStepView.model_fields if name in step}
+    new = [adapter["name"] for adapter in cycle.summary.get("adapters", []) if adapter["promoted"]]
+    return LiveStepView(**values | {"new": new, "left_aside": list(step.get("left_aside", {}))})
 
 
 def _costs(session: Session, cycle_id: str) -> list[CostView]:

@@ -40,6 +40,19 @@ class CostView(Model):
     estimated: int
 
 
+class LiveStepView(Model):
+    """What a cycle did to the live system: its success on the test tasks after the cycle, and the change by it."""
+
+    success: float | None = None
+    success_ci: tuple[float, float] | None = None
+    gain: float | None = None
+    ci: tuple[float, float] | None = None
+    new: list[str] = Field(default=[], description="the cycle's versions that took traffic")
+    closed: list[str] = Field(default=[], description="capabilities that the live system no longer lacks")
+    left_aside: list[str] = Field(default=[], description="capabilities whose last trainings failed their gate")
+    handover: str = Field(default="", description="the comparison with the live system on another base model")
+
+
 class CycleView(Model):
     """A cycle and where it stands."""
 
@@ -52,6 +65,7 @@ class CycleView(Model):
     finished_at: datetime | None
     stages: list[StageView] = []
     costs: list[CostView] = Field(default=[], description="costs of the stages that used a language model")
+    step: LiveStepView | None = Field(default=None, description="None before the report")
 
 
 class AdapterView(Model):

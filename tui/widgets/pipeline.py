@@ -4,7 +4,7 @@ A stage outside the known order is shown before the report. No stage of a halted
 left is estimated from the newest progress event, and rounded.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
@@ -12,16 +12,25 @@ from typing import Any
 from rich.cells import cell_len, set_cell_size
 from rich.text import Text
 
-from traced.client.models import AdapterView, CostView, CycleView, EventView, StageView
+from traced.client.models import AdapterView, CostView, CycleView, EventView, LiveStepView, StageView
 from tui.text import sanitize_line
 
 ORDER = ("collect", "analyze", "synthesize", "admit", "train", "gate", "approve", "evaluate", "report")
 # A stage that some cycles have, and the reason with which it ends if no adapter is needed.
 PROMPT, PROMPT_SUFFICES = "optimize-prompt", "a prompt is enough"
 # Stages that are shown on another stage's line.
-PARTS = {"promote": "evaluate", "route": "evaluate", "fit router": "evaluate", "compose": "evaluate", PROMPT: "prompt"}
+PARTS = {
+    "play predecessor": "collect",
+    "attribute": "analyze",
+    "hand over": "evaluate",
+    "promote": "evaluate",
+    "route": "evaluate",
+    "fit router": "evaluate",
+    "compose": "evaluate",
+    PROMPT: "prompt",
+}
 # Stages that a reader does not need.
-HIDDEN_STAGES = ("session",)
+HIDDEN_STAGES = ("session", "incumbent", "predecessor")
 NAME, TIME, MIN_COLUMN = 12, 6, 14  # widths: a stage's name, its end time, the minimum of a capability's column
 RUNNING, DONE, FAILED, STOPPED, PENDING, ASKS = "▶", "✓", "✗", "‖", "·", "!"
 STYLES = {
@@ -84,6 +93,8 @@ def pipeline(
         _stage(text, name, stage_parts, columns, parts_width)
     if cycle.costs:
         text.append(" " * 2).append(_fixed("model", NAME + 1), "bold").append(f"{_costs_text(cycle.costs)}\n")
+    for title, line in _step_lines(cycle.step) if cycle.step else ():
+        text.append(" " * 2).append(_fixed(title, NAME + 1), "bold").append(f"{sanitize_line(line, 400)}\n")
     text.right_crop(1)
     return text
 
@@ -172,6 +183,29 @@ def _figure(stage: StageView) -> str:
     if stage.stage == "promote" and detail.get("live") is not None:
         return sanitize_line(f"live: {', '.join(map(str, detail['live'])) or 'none'}", 80)
     return ""
+
+
+def _step_lines(step: LiveStepView) -> Iterator[tuple[str, str]]:
+    """Yield what a cycle did to the live system as lines with their titles."""
+    parts = []
+    if step.success is not None:
+        parts.append(f"{100 * step.success:.1f} %{_interval(step.success_ci)} on the test tasks")
+    if step.gain is not None:
+        parts.append(f"{100 * step.gain:+.1f}{_interval(step.ci)} by this cycle")
+    if step.new:
+        parts.append(f"new: {', '.join(step.new)}")
+    if parts:
+        yield "live", "; ".join(parts)
+    if step.closed:
+        yield "closed", ", ".join(step.closed)
+    if step.left_aside:
+        yield "left aside", ", ".join(step.left_aside)
+    if step.handover:
+        yield "handover", step.handover
+
+
+def _interval(bounds: tuple[float, float] | None) -> str:
+    return f" [{100 * bounds[0]:.1f}, {100 * bounds[1]:.1f}]" if bounds else ""
 
 
 def _costs_text(costs: Sequence[CostView]) -> str:

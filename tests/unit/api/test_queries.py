@@ -1,8 +1,8 @@
-"""Views of the control API need the same number of queries for any number of rows, each with an index."""
+"""What views of the control API show, with the same number of queries for any number of rows, each with an index."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +11,16 @@ from sqlalchemy import event
 from sqlmodel import Session
 
 from store.database import open_store, sqlite_url, write_session
-from store.records import Decision
+from store.records import CycleState, Decision
 from store.repositories.adapters import save_adapter
 from store.repositories.attempts import InputKey, QuarantinedInput, begin_attempt, quarantine, release_quarantined
-from store.repositories.cycles import save_cycle
+from store.repositories.cycles import get_cycle, save_cycle, set_cycle_state
 from store.repositories.promotions import gate_pairs, latest_approval, latest_gate, save_approval, save_gate
 from store.repositories.trajectories import TrajectoryFilter, iterate_trajectories, save_trajectories
 from tests.unit.store.chain import CYCLE, GATE, T0, adapter, approval, later, save_chain, trajectory
-from traced.api.queries import _Ready, adapters, quarantined_inputs, waiting
+from traced.api.queries import _Ready, adapters, cycle_view, quarantined_inputs, waiting
+from traced.client.models import LiveStepView
+from traced.evaluation.figures import LiveStep
 
 
 @pytest.fixture
@@ -124,3 +126,26 @@ def test_a_source_of_engines_that_cannot_be_read_is_trouble_of_the_router() -> N
     sources = {"dns+http://vllm:8000": "no such name; its last engines stay in use: 2"}
     report = _Ready(ready=True, engines={}, recording="ok", engine_sources=sources)
     assert report.trouble == "engines of dns+http://vllm:8000: no such name; its last engines stay in use: 2"
+
+
+def test_the_step_is_that_of_the_report_and_missing_before_it(db: Session) -> None:
+    save_cycle(db, CYCLE)
+    assert cycle_view(db, CYCLE).step is None
+    step = asdict(LiveStep("the base model", closed=["dates"], left_aside={"seats": "failed twice"}))
+    step |= {"success": 0.8, "success_ci": [0.7, 0.9], "gain": 0.1, "ci": [0.0, 0.2]}
+    adapters = [{"name": "a@v1", "promoted": True}, {"name": "b@v1", "promoted": False}]
+    set_cycle_state(
+        db, CYCLE.id, CycleState.FINISHED, at=later(1), summary={"step": step, "adapters": adapters, "base": 0.4}
+    )
+    expected = LiveStepView(
+        success=0.8,
+        success_ci=(0.7, 0.9),
+        gain=0.1,
+        ci=(0.0, 0.2),
+        new=["a@v1"],
+        closed=["dates"],
+        left_aside=["seats"],
+    )
+    assert cycle_view(db, get_cycle(db, CYCLE.id)).step == expected
+    set_cycle_state(db, CYCLE.id, CycleState.FINISHED, at=later(2), summary={"base": 0.4})
+    assert cycle_view(db, get_cycle(db, CYCLE.id)).step is None

@@ -4,9 +4,9 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from traced.client.models import EventView
+from traced.client.models import CycleView, EventView, LiveStepView
 from tui.connection import places
-from tui.widgets.pipeline import duration, how_far, time_left
+from tui.widgets.pipeline import duration, how_far, pipeline, time_left
 
 NOW = datetime(2026, 3, 14, 9, 30, tzinfo=UTC)
 
@@ -63,3 +63,25 @@ def test_an_event_leads_to_what_it_is_about(
 ) -> None:
     event = EventView(seq=1, at=NOW, kind=kind, subject=subject, cycle_id=cycle, detail=detail)
     assert places(event) == expected
+
+
+def cycle_with(step: LiveStepView | None) -> CycleView:
+    return CycleView(
+        id="c", target="desk", model="m", seed=0, state="finished", created_at=NOW, finished_at=NOW, step=step
+    )
+
+
+def test_a_finished_cycle_shows_what_it_did_to_the_live_system() -> None:
+    step = LiveStepView(
+        success=0.837, success_ci=(0.79, 0.87), gain=0.03, ci=(0.001, 0.06), new=["merged@v2"], closed=["dates"]
+    )
+    lines = pipeline(cycle_with(step), [], {}, {}, 120).plain.splitlines()
+    assert [" ".join(line.split()) for line in lines[-2:]] == [
+        "live 83.7 % [79.0, 87.0] on the test tasks; +3.0 [0.1, 6.0] by this cycle; new: merged@v2",
+        "closed dates",
+    ]
+    nothing_new = LiveStepView(success=0.8, left_aside=["seats"], handover="it lost")
+    lines = pipeline(cycle_with(nothing_new), [], {}, {}, 120).plain.splitlines()
+    titles = [line.split()[0] for line in lines[-3:]]
+    assert titles == ["live", "left", "handover"]
+    assert pipeline(cycle_with(None), [], {}, {}, 120).plain.splitlines()[-1].split()[1] == "report"
