@@ -213,7 +213,7 @@ def gate_remark(comparison: PairedDifference) -> str:
     if comparison.name == "regression" and (comparison.low > -comparison.required or comparison.high < -margin / 100):
         return f"the adapter changes these tasks by more than {margin:.1f} points"
     if comparison.answer is GateAnswer.UNTESTED:
-        return "too few tasks, not required; environment, canary and replay protect"
+        return "too few tasks, not required; a canary protects"
     if comparison.required < 0:
         return f"required: no loss of {margin:.1f} points"
     return ""

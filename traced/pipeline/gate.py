@@ -96,7 +96,7 @@ def describe(policy: GatePolicy) -> list[str]:
         target = f"{size}: a gain of {gain} points is shown in 80 % of cases"
     else:
         reason = f"too few to show a gain below {gain} points, so none is required"
-        target = f"{size}: {reason}; environment, canary and replay protect"
+        target = f"{size}: {reason}; the environment is required, and a canary protects"
     largest = -policy.required("regression", 2)
     if not largest:
         return [target]  # no number of tasks rules out every loss

@@ -21,6 +21,7 @@ from store.repositories.promotions import (
     latest_decisions,
     live_adapters,
     newest_promotions,
+    read_adapter_state,
 )
 from store.types import GateAnswer
 from traced.pipeline.context import Context
@@ -55,14 +56,19 @@ def requested_rounds(context: Context, adapters: Sequence[str]) -> dict[str, int
 
 
 def decide(context: Context, adapter: str, approved: bool, *, actor: str, reason: str = "") -> None:
-    """Approve or reject an adapter version; an approved one takes traffic as the promotion policy says."""
+    """Approve or reject an adapter version; an approved one takes traffic as the promotion policy says.
+
+    The figures of its gate were shown, so a target with too few tasks does not hold an approval; a fall does.
+    """
     if approved:
         with _quarantining(context):
             upload_before_traffic(context.settings.serving.adapters_root, context.store, [adapter])
     action, promotion_settings = Action(actor, "local", context.now(), reason), context.settings.promotion
     with _quarantining(context), context.write_session() as session:
         if approved:
-            approve(session, action, adapter, promotion_settings.policy, promotion_settings.steps)
+            state = read_adapter_state(session, adapter)
+            tag = "" if state.fallen else state.tag
+            approve(session, action, adapter, promotion_settings.policy, promotion_settings.steps, tag=tag)
         else:
             reject(session, action, adapter)
 

@@ -6,8 +6,9 @@ A decision may name the state that it is based on (``AdapterState.tag``); it is 
 another one by now. A decision that takes back a later one (an approval after a rollback, a rejection after an
 approval) is refused without it: it may be a repetition by somebody who does not know of the later one.
 
-An approval is also refused without it if the regression watch of the version's cycle saw a fall, so that nobody
-approves without having been shown it.
+An approval is also refused without it if the regression watch of the version's cycle saw a fall, or if the version
+would go live at once although its target had too few tasks to show a loss: nobody approves that without having been
+shown it.
 
 A gate computes every interval for ``max_rounds`` rounds (Bonferroni, ``traced.evaluation.gate``), so more episodes can
 turn a pass into another answer but do not make a false pass likelier. While more episodes are pending, nobody can
@@ -145,6 +146,19 @@ def held_text(fallen: Sequence[str]) -> str:
     return f"the live system does worse than before in the environments of {', '.join(fallen)}"
 
 
+def untested_text(state: AdapterState, request: Approve) -> str:
+    """Describe why a version should not go live at once: its target could not be tested; "" if it may."""
+    last_entry = state.log.newest.get(state.version.name)
+    is_tried = last_entry is not None and last_entry.state in ON_TRIAL
+    if is_tried or request.policy != "immediate" or state.gate is None:
+        return ""
+    for row in state.gate.result.comparisons:
+        if row.name == "target" and row.answer is GateAnswer.UNTESTED:
+            change = f"{100 * row.difference:+.1f} points [{100 * row.low:.1f}, {100 * row.high:.1f}]"
+            return f"its target has too few tasks to rule out a loss: {change} on {row.seeds} tasks"
+    return ""
+
+
 def newest_fact(state: AdapterState) -> str:
     """Describe the newest gate result, decision, promotion or rollback of a version's capability in one clause."""
     facts: list[tuple[datetime, int, str]] = []
@@ -180,6 +194,11 @@ def _repeated(state: AdapterState, request: Request, changes: list[Change] | Ref
         return PromotionError(
             f"{name} is held: {held_text(state.fallen)}",
             hint=f"to approve it all the same, repeat it with --tag {state.tag}",
+        )
+    if isinstance(request, Approve) and (text := untested_text(state, request)):
+        return PromotionError(
+            f"{name} is held: {text}",
+            hint=f"try it on a part of the traffic with --policy canary; to put it live at once: --tag {state.tag}",
         )
     match request:
         case Approve():

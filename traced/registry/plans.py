@@ -22,6 +22,7 @@ from traced.registry.decision_rules import (
     held_text,
     newest_fact,
     time_text,
+    untested_text,
 )
 from traced.registry.decisions import last_promoted
 
@@ -52,6 +53,8 @@ def plan(session: Session, request: Request, adapter: str | None = None) -> Plan
     lines = _gate_lines(state.gate) if isinstance(request, Approve | Reject) else []
     if isinstance(request, Approve) and state.fallen:
         lines.append(f"held: {held_text(state.fallen)}")
+    if isinstance(request, Approve) and (text := untested_text(state, request)):
+        lines.append(f"untested: {text}; --policy canary tries it on a part of the traffic")
     if state.approval is not None or state.log.entries:
         lines.append(f"before: {newest_fact(state)}")
     entries = [change for change in changes if isinstance(change, Promotion)]

@@ -182,7 +182,7 @@ def test_the_remark_says_when_regression_tasks_change(changes: tuple[int, int, i
 def test_the_remark_says_what_is_required_instead_of_a_gain() -> None:
     evidence: dict[ComparisonName, Sequence[Pair]] = {"environment": GOOD, "target": pairs(2, 2, 13)}
     untested = judge("c@v1", evidence, SMALL, round_number=2).comparisons[1]
-    assert gate_remark(untested) == "too few tasks, not required; environment, canary and replay protect"
+    assert gate_remark(untested) == "too few tasks, not required; a canary protects"
     assert gate_remark(replace(untested, answer=GateAnswer.PASS, required=-0.1)) == "required: no loss of 10.0 points"
     assert gate_remark(replace(untested, answer=GateAnswer.PASS)) == ""
 

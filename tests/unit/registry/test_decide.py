@@ -18,7 +18,7 @@ from store.records import (
     StageState,
 )
 from store.repositories.promotions import AdapterState, PromotionLog
-from store.types import GateAnswer, GateResult
+from store.types import GateAnswer, GateResult, PairedDifference
 from tests.unit.registry.chain import CAPABILITY, ENVIRONMENT, START, hour
 from traced.core.errors import PromotionError
 from traced.registry.decision_rules import Action, Approve, MoreEpisodes, Reject, Request, RollBack, decide
@@ -228,3 +228,22 @@ def test_after_a_fall_only_a_person_who_was_shown_it_can_approve(request_: Appro
 def test_a_fall_holds_no_rejection_and_no_repetition() -> None:
     assert summarize_changes(replace(WAITING, fallen=["tools@v1"]), REJECT) == ["rejected on g1"]
     assert summarize_changes(replace(LIVE, fallen=["tools@v1"]), APPROVE) == []
+
+
+UNTESTED = PairedDifference("target", 17, 0.5, 0.36, -0.14, -0.5, 0.25, 0.95, 0.0, GateAnswer.UNTESTED)
+
+
+def test_what_a_small_target_could_not_test_goes_live_at_once_only_for_a_person_who_was_shown_it() -> None:
+    untested = replace(WAITING, gate=GateRecord("g1", "c1", hour(10), GateResult(V1, GateAnswer.PASS, [UNTESTED], 4)))
+    answer = decide(untested, ANN, APPROVE)
+    assert isinstance(answer, PromotionError)
+    text = "its target has too few tasks to rule out a loss: -14.0 points [-50.0, 25.0] on 17 tasks"
+    assert answer.message == f"{V1} is held: {text}"
+    assert "--policy canary" in answer.hint
+    assert summarize_changes(untested, APPROVE, untested.tag) == summarize_changes(WAITING, APPROVE)
+    # A part of the traffic protects, and so does a canary that has begun, but not that of another version.
+    assert summarize_changes(untested, CANARY) == summarize_changes(WAITING, CANARY)
+    on_canary = replace(ON_CANARY, gate=untested.gate)
+    assert summarize_changes(on_canary, APPROVE) == summarize_changes(ON_CANARY, APPROVE)
+    other = replace(untested, log=log(entry(V2, "canary", share=0.1)))
+    assert isinstance(decide(other, ANN, APPROVE), PromotionError)

@@ -114,7 +114,9 @@ def test_a_pending_decision_shows_that_the_live_system_has_fallen() -> None:
 
     def text(status: str, fallen: list[str]) -> str:
         adapter = SimpleNamespace(name="dates@v2", standing=status, decision=None)
-        case = SimpleNamespace(adapter=adapter, gates=[gate], asked=None, live=False, trial="", looks=4, fallen=fallen)
+        case = SimpleNamespace(
+            adapter=adapter, gates=[gate], asked=None, live=False, trial="", looks=4, fallen=fallen, untested=""
+        )
         return status_text(cast(Case, case)).plain
 
     text_of_fall = "held: the live system does worse than before in the environments of seats@v1, tools@v2"

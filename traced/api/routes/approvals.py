@@ -60,7 +60,7 @@ from traced.client.approvals import (
 from traced.config.settings import Settings
 from traced.evaluation.examples import lacking_examples
 from traced.evaluation.world_agreement import world_of_admission
-from traced.registry.decision_rules import round_limit
+from traced.registry.decision_rules import Approve, round_limit, untested_text
 from traced.registry.decisions import pending_requests
 
 ENDED_STATUSES: dict[PromotionState, ApprovalStatus] = {
@@ -106,6 +106,7 @@ def adapter_case(session: Session, adapter: str, settings: Settings) -> Case:
         adapter=approval_status(gated[0]),
         tag=state.tag,
         fallen=list(state.fallen),
+        untested=untested_text(state, Approve(settings.promotion.policy)),
         live=adapter in {promotion.adapter for promotion in live_adapters(session)},
         trial=next((t.promotion.state.value for t in trials(session) if t.promotion.adapter == adapter), ""),
         gates=[_gate(gate) for gate in reversed(list_gates(session, adapter))],
