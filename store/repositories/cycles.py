@@ -21,6 +21,8 @@ from store.types import JsonObject
 
 ENDED_STATES = (CycleState.FINISHED, CycleState.FAILED, CycleState.CANCELLED)
 UNFINISHED_STATES = (CycleState.RUNNING, CycleState.INTERRUPTED, CycleState.WAITING)
+PREDECESSOR = "predecessor"  # the event with the live system of another base model, from which the cycle's takes over
+HANDOVER = "hand over"  # the event with the comparison with it
 WATCH = "watch"  # key in the event of the attribution: what the regression watch measured
 
 

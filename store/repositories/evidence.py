@@ -21,7 +21,7 @@ from store.records import (
 )
 from store.repositories.adapters import get_adapter, get_training_run, list_iterations
 from store.repositories.capabilities import get_capability, list_findings, list_labels
-from store.repositories.cycles import get_cycle, list_stage_events
+from store.repositories.cycles import HANDOVER, get_cycle, list_stage_events
 from store.repositories.environments import get_environment, list_admissions, list_origins
 from store.repositories.llm_replies import list_citations, list_faults
 from store.repositories.promotions import list_approvals, list_gates, list_promotions
@@ -34,7 +34,6 @@ BASE = "base"  # name of the base model in episodes
 # The event of a cycle that records what was live when it began, and the model of the live system's episodes.
 INCUMBENT = "incumbent"
 ATTRIBUTE = "attribute"  # the event with the kinds of the live system's failures
-HANDOVER = "hand over"  # the event with the comparison of another base model's live system
 INHERITED = "inherited"  # the synthesizer of an environment that a cycle has taken over from another base model
 
 

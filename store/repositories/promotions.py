@@ -33,7 +33,7 @@ from store.records import (
     StageState,
 )
 from store.repositories.adapters import get_adapter, quarantined_adapters
-from store.repositories.cycles import fallen_versions, save_stage_event
+from store.repositories.cycles import HANDOVER, PREDECESSOR, fallen_versions, save_stage_event
 from store.repositories.trajectories import in_cycle
 from store.tables import (
     AdapterRow,
@@ -100,6 +100,8 @@ class AdapterState:
     ``gate`` and ``approval`` are the newest ones of the version, ``log`` is the promotion log of its capability.
     ``gate_events`` are the events of the cycle's gate stage, oldest first. ``live`` names the live versions of its base
     model, ``fallen`` those in whose environments the live system does worse than before, by the cycle's watch.
+    ``predecessor`` is the base model from which the cycle's takes over, "" without one, and ``handover`` why the
+    comparison with it does not speak for the version.
     """
 
     version: AdapterVersion
@@ -110,6 +112,8 @@ class AdapterState:
     gate_events: Sequence[StageEvent] = ()
     live: Sequence[str] = ()
     fallen: Sequence[str] = ()
+    predecessor: str = ""
+    handover: str = ""
 
     @property
     def tag(self) -> str:
@@ -231,7 +235,32 @@ def read_adapter_state(session: Session, adapter: str, *, lock: bool = True) -> 
         [_stage_event(row) for row in session.exec(events.order_by(col(StageEventRow.seq)))],
         [promotion.adapter for promotion in live_adapters(session, cycle.model)],
         fallen_versions(session, cycle.id),
+        *_handover(session, cycle.id, adapter),
     )
+
+
+def _handover(session: Session, cycle_id: str, adapter: str) -> tuple[str, str]:
+    """Return the base model that a cycle takes over from, and why its handover does not speak for a version."""
+    query = select(StageEventRow).where(
+        StageEventRow.cycle_id == cycle_id, col(StageEventRow.stage).in_([PREDECESSOR, HANDOVER])
+    )
+    events = [_stage_event(row) for row in session.exec(query.order_by(col(StageEventRow.seq)))]
+    predecessors = [event.detail["model"] for event in events if event.stage == PREDECESSOR]
+    if not predecessors:
+        return "", ""
+    model = str(predecessors[0])
+    details = [event.detail for event in events if event.stage == HANDOVER and "handover" in event.detail]
+    if not details:
+        return model, f"it has not been compared with what is live on {model} yet"
+    if details[-1]["answer"] != GateAnswer.PASS:
+        return model, f"its handover is {details[-1]['answer']}: {details[-1]['text']}"
+    versions = details[-1]["handover"]["versions"]
+    if adapter not in versions:
+        return model, "it did not take part in the comparison of its handover"
+    decisions, quarantined = latest_decisions(session), quarantined_adapters(session)
+    missing = [name for name in versions if name in quarantined or decisions.get(name) is Decision.REJECTED]
+    names = ", ".join(missing)
+    return model, f"the comparison of its handover was made with {names}, which is not approved" if missing else ""
 
 
 def save_changes(session: Session, changes: Iterable[Change], model: str) -> list[str]:
@@ -363,10 +392,16 @@ def live_adapters(session: Session, model: str | None = None) -> list[Promotion]
     return [entry.promotion for entry in newest_promotions(session, model) if entry.is_live]
 
 
-def models_in_service(session: Session) -> list[str]:
-    """Return the base models that have adapter versions that are live or on trial, by name."""
-    entries = newest_promotions(session)
-    return sorted({entry.model for entry in entries if entry.is_live or entry.promotion.state in ON_TRIAL})
+def in_service(session: Session) -> dict[str, str]:
+    """Return the base models that have versions that are live or on trial, each with its first such version.
+
+    The one whose versions took traffic first comes first.
+    """
+    entries = [e for e in newest_promotions(session) if e.is_live or e.promotion.state in ON_TRIAL]
+    versions: dict[str, str] = {}
+    for entry in sorted(entries, key=lambda entry: entry.seq):
+        versions.setdefault(entry.model, entry.promotion.adapter)
+    return versions
 
 
 def serving_adapters(session: Session, model: str) -> list[str]:
@@ -412,6 +447,12 @@ def model_of(session: Session, adapter: str) -> str:
     return model
 
 
+def base_models(session: Session) -> dict[str, str]:
+    """Return the name of the base model of every adapter version, by name of the version."""
+    query = select(AdapterRow.name, CycleRow.model).join(CycleRow, col(AdapterRow.cycle_id) == col(CycleRow.id))
+    return dict(session.exec(query).all())
+
+
 def canary_shares(session: Session, adapter: str) -> dict[int, float]:
     """Return the shares that a version's canary has had against its current control, by number of the log entry."""
     query = select(PromotionRow).where(PromotionRow.adapter == adapter).order_by(col(PromotionRow.seq))
@@ -438,13 +479,21 @@ def last_promotion(session: Session) -> int:
     return session.exec(select(func.max(PromotionRow.seq))).one() or 0
 
 
-def last_change(session: Session, *, ignored_actor: str) -> list[Promotion]:
-    """Return the log entries of the newest promotion or rollback by another actor, oldest first; [] without one."""
-    newest_first = select(PromotionRow).where(PromotionRow.who != ignored_actor).order_by(col(PromotionRow.seq).desc())
+def last_change(session: Session, model: str | None = None, *, ignored_actor: str) -> list[Promotion]:
+    """Return the log entries of the newest promotion or rollback by another actor, oldest first; [] without one.
+
+    Args:
+        model: The base model of the versions; None: any.
+    """
+    rows = select(PromotionRow)
+    if model is not None:
+        names = select(AdapterRow.name).join(CycleRow, col(AdapterRow.cycle_id) == col(CycleRow.id))
+        rows = rows.where(col(PromotionRow.adapter).in_(names.where(CycleRow.model == model)))
+    newest_first = rows.where(PromotionRow.who != ignored_actor).order_by(col(PromotionRow.seq).desc())
     newest = session.exec(newest_first.limit(1)).first()
     if newest is None:
         return []
-    query = select(PromotionRow).where(PromotionRow.at == newest.at, PromotionRow.who == newest.who)
+    query = rows.where(PromotionRow.at == newest.at, PromotionRow.who == newest.who)
     return [_promotion(row) for row in session.exec(query.order_by(col(PromotionRow.seq)))]
 
 

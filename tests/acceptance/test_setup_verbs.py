@@ -115,8 +115,8 @@ def test_a_cycle_whose_language_model_is_missing_is_refused_before_it_collects(t
     [
         (["--model", "bundled"], "bundled is the base model already"),
         (["--model", "smaller"], "smaller"),
-        (["--model", "bundled-textworld", "--set", 'engine.urls=["http://127.0.0.1:1"]'], "two base models play"),
-        (["--model", "bundled-textworld"], "no adapter of the base model bundled is live"),
+        (["--model", "bundled-large", "--set", 'engine.urls=["http://127.0.0.1:1"]'], "two base models play"),
+        (["--model", "bundled-large"], "no adapter of the base model bundled is live"),
     ],
 )
 def test_what_cannot_take_over_is_refused_before_a_cycle_is_stored(

@@ -44,6 +44,7 @@ from traced.client.models import (
     Reason,
 )
 from traced.core.errors import TracedError
+from traced.inference.model_files import base_name
 from traced.registry import decisions
 
 
@@ -199,7 +200,9 @@ def _action_routes(control: Control, door: Door) -> APIRouter:
     @router.post("/rollback", dependencies=rollback)
     def roll_back_last(body: Reason, caller: AuthenticatedCaller) -> Done:
         """Roll back the last promotion; if that is rolled back already, nothing changes."""
-        return control.roll_back(caller, body, partial(decisions.roll_back, adapter=None))
+        return control.roll_back(
+            caller, body, partial(decisions.roll_back, adapter=None, model=base_name(control.settings))
+        )
 
     @router.post("/reload")
     def reload(body: Reason, caller: AuthenticatedCaller) -> Done:

@@ -30,6 +30,7 @@ from store.tables import CycleRow, PromotionRow
 from traced.api.control import Control
 from traced.client.models import Readiness
 from traced.core.errors import TracedError
+from traced.inference.model_files import base_name
 
 PATIENCE_S = 5.0
 LEAST_FREE = 32 * 2**20  # bytes; about the size of an adapter of a small model with its checkpoint
@@ -138,7 +139,10 @@ class _Metrics(Collector):
         yield GaugeMetricFamily(
             "traced_waiting_adapters", "adapters with a pending decision", value=len(status.waiting)
         )
-        live = sum(adapter.live for adapter in status.adapters)
+        models = [adapter.model for adapter in status.adapters if adapter.live]
+        # As routers: those of the base model of this name, else of the one that is in service.
+        name = base_name(self.control.settings)
+        live = models.count(name) if name in models else len(models)
         yield GaugeMetricFamily(
             "traced_live_adapters", "adapters that take all traffic of their capability", value=live
         )

@@ -24,7 +24,7 @@ from store.repositories.adapters import list_adapters, quarantined_adapters
 from store.repositories.attempts import blocked_attempts, count_attempts_on_quarantined, list_quarantined
 from store.repositories.cycles import list_cycles, list_stage_events
 from store.repositories.llm_replies import StageCost, stage_costs
-from store.repositories.promotions import latest_answers, latest_decisions, live_adapters, trials
+from store.repositories.promotions import base_models, latest_answers, latest_decisions, live_adapters, trials
 from store.repositories.serving import count_routed
 from store.status import RouterStatus, router_status
 from store.types import awaits_decision
@@ -105,12 +105,13 @@ def adapters(session: Session) -> list[AdapterView]:
     live = {promotion.adapter for promotion in live_adapters(session)}
     on_trial = {trial.promotion.adapter: trial.promotion for trial in trials(session)}
     conversations, answers, decisions = count_routed(session), latest_answers(session), latest_decisions(session)
-    quarantined = quarantined_adapters(session)
+    quarantined, models = quarantined_adapters(session), base_models(session)
     return [
         AdapterView(
             name=version.name,
             capability=version.capability,
             cycle_id=version.cycle_id,
+            model=models[version.name],
             gate=answers[version.name].value if version.name in answers else "none",
             decision=decisions[version.name].value if version.name in decisions else "none",
             live=version.name in live,

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from sqlmodel import Session
 
 from store.records import Cycle, EnvironmentRecord
-from store.repositories.adapters import list_adapters
+from store.repositories.adapters import get_adapter, list_adapters
 from store.repositories.capabilities import list_findings
 from store.repositories.cycles import list_cycles, set_cycle_config
 from traced.cli.output import progress
@@ -31,6 +31,7 @@ from traced.pipeline.admit import stored_report
 from traced.pipeline.analyze import to_train
 from traced.pipeline.context import Context, open_context, utc_now
 from traced.pipeline.cycles import find_cycle
+from traced.pipeline.inheritance import inherited_version
 from traced.pipeline.synthesize import written_environments
 
 ANALYSIS = ("analysis", "llm")  # settings that episodes do not depend on
@@ -116,10 +117,18 @@ def next_attempt(context: Context, capability: str) -> int:
         environment.seed - settings.seed: environment
         for environment in written_environments(context, capability, settings.synthesis.synthesizer)
     }
+    offset = 0
+    if version := inherited_version(context, capability):
+        # The environment of the predecessor is the first attempt.
+        offset = 1
+        with context.read_session() as session:
+            environment_hash = get_adapter(session, version).environment_hash
+        if not refused_environments(context, environment_hash):
+            return 0
     open_ones = [
         number for number, environment in by_number.items() if not refused_environments(context, environment.hash)
     ]
-    return open_ones[0] if open_ones else next(number for number in count() if number not in by_number)
+    return offset + (open_ones[0] if open_ones else next(number for number in count() if number not in by_number))
 
 
 def written_by(context: Context, synthesizer: str | None) -> Context:

@@ -34,6 +34,7 @@ from traced.config.settings import Settings
 from traced.core.errors import PromotionError, ServiceSilent, TracedError
 from traced.core.ownership import SERVICE, Holder, current_holder, this_user
 from traced.core.reserve import with_reserve
+from traced.inference.model_files import base_name
 from traced.registry import decisions
 from traced.registry.adapter_store import upload_before_traffic
 from traced.registry.decision_rules import Action, Approve, RollBack
@@ -290,7 +291,7 @@ def _confirmed(
     Without a question (``yes``, or nothing would change) the tag is "": nobody has read the state.
     """
     with store_reader(settings) as session:
-        summary = plan(session, request, adapter)
+        summary = plan(session, request, adapter, base_name(settings))
     printer = progress if as_json else console
     printer.print(sanitize_line(summary.adapter), highlight=False, markup=False)
     for line in summary.lines:

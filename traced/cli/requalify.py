@@ -1,7 +1,7 @@
 """The command ``traced requalify``: prepare another base model to take over from the live system.
 
 Invariants: what is live goes on answering until a person sets ``model.spec`` to the new base model. The same command
-resumes a stopped cycle. The new versions are approved together, and only if the handover passed.
+resumes a stopped cycle. The new versions are approved together: without a question only if the handover passed.
 """
 
 import asyncio
@@ -31,9 +31,9 @@ from traced.inference.model_files import base_model, resolve_model
 from traced.pipeline.context import Context, open_context, utc_now
 from traced.pipeline.cycles import find_cycle
 from traced.pipeline.handover import Handover, find_handover
-from traced.pipeline.predecessor import current_predecessor, find_predecessor
+from traced.pipeline.predecessor import check_engines, current_predecessor, find_predecessor
 from traced.pipeline.preflight import check_cycle
-from traced.pipeline.promote import decide
+from traced.pipeline.promote import approve_together
 from traced.pipeline.report import gather
 
 ACTOR = "traced requalify"
@@ -52,7 +52,7 @@ class Result:
 
 def requalify(
     *,
-    model: Annotated[str, typer.Option("--model", help='The new base model: "bundled", "smollm2" or a directory.')],
+    model: Annotated[str, typer.Option("--model", help='New base model: "bundled-large", "smollm2" or a directory.')],
     yes: Annotated[
         bool, typer.Option("--yes", "-y", help="Approve the new versions if the handover passed, without a question.")
     ] = False,
@@ -82,11 +82,7 @@ def requalify(
 
 def _check(settings: Settings) -> None:
     """Raise an error for settings with which no requalification can begin."""
-    if settings.engine.backend == "openai" or settings.engine.urls:
-        raise TracedError(
-            "two base models play, and engine.urls names the servers of one",
-            hint='leave out engine.urls, with engine.backend = "auto": traced then starts an engine for each',
-        )
+    check_engines(settings)
     new, old = base_model(settings), resolve_model(settings.model.predecessor, settings.data_dir)
     if new.name == old.name:
         raise TracedError(
@@ -107,11 +103,11 @@ def _run(settings: Settings, *, yes: bool) -> Result:
     display = Progress(progress)
     with Meter() as meter, display.display():
         result = asyncio.run(_advance(settings, cycle.id, display, meter, _approver(yes=yes)))
-        if result.waiting and not yes and progress.is_terminal and _passed(result.handover):
+        if result.waiting and progress.is_terminal:
             with display.suspended():
                 is_approved = _ask(settings, result)
             if is_approved:
-                result = asyncio.run(_advance(settings, cycle.id, display, meter, _approver(yes=True)))
+                result = asyncio.run(_advance(settings, cycle.id, display, meter, _approver(yes=True, is_shown=True)))
     return result
 
 
@@ -132,15 +128,19 @@ async def _advance(
         return Result(cycle_id, gather(context), handover, status.waiting, status.finished)
 
 
-def _approver(*, yes: bool) -> Callable[[Context, Sequence[str]], bool]:
+def _approver(*, yes: bool, is_shown: bool = False) -> Callable[[Context, Sequence[str]], bool]:
+    """Return the function that approves what waits.
+
+    Args:
+        is_shown: Whether a person was shown the handover and approves it whatever its answer.
+    """
+
     def approve(context: Context, adapters: Sequence[str]) -> bool:
         with context.read_session() as session:
             handover = find_handover(session, context.cycle_id)
-        if not yes or not _passed(handover):
+        if handover is None or not yes or not (is_shown or _passed(handover)):
             return False
-        assert handover is not None
-        for adapter in adapters:
-            decide(context, adapter, True, actor=ACTOR, reason=f"handover: {handover.text}")
+        approve_together(context, adapters, actor=ACTOR, reason=f"handover: {handover.text}")
         context.progress.note(f"approved for {context.model.name}: {', '.join(adapters)}")
         return True
 
@@ -163,15 +163,15 @@ def _ask(settings: Settings, result: Result) -> bool:
 
 def _next_step(settings: Settings, result: Result) -> str:
     new, old = settings.model.spec, settings.model.predecessor
-    if not _passed(result.handover):
-        answer = result.handover.answer.value if result.handover else "not reached"
-        return (
-            f"The handover is {answer}, so {old} should stay. Nothing was approved; the versions of {new} that passed "
-            "their gates can be read with traced explain."
-        )
     if result.waiting:
-        return f"Decision pending: {', '.join(result.waiting)}. Repeat the command with --yes to approve them together."
+        commands = "traced approve and traced reject" if not _passed(result.handover) else "the same command with --yes"
+        return f"Decision pending: {', '.join(result.waiting)}. The system of {old} goes on until then: {commands}."
+    live = [adapter.name for adapter in result.figures.adapters if adapter.is_promoted]
+    if result.handover is None or (not live and not _passed(result.handover)):
+        answer = result.handover.answer.value if result.handover else "not reached"
+        return f"The handover is {answer}, so {old} should stay, and nothing has changed for it. See traced explain."
     return (
-        f'To hand over: set model.spec = "{new}" in traced.toml, and start traced up and traced serve again. The '
-        f'versions of {old} stay live for it: with model.spec = "{old}" they answer again.'
+        f'To hand over: set model.spec = "{new}" in traced.toml, and start traced up and traced serve again. '
+        f"Live then: {', '.join(live) or f'{new} alone'}. The versions of {old} stay live for it: with the old "
+        "model.spec they answer again."
     )

@@ -64,12 +64,12 @@ def router_report(state: StoreStatus, data_dir: Path, overrides: str | None) -> 
 
 
 def _live(state: StoreStatus, data_dir: Path) -> list[str]:
-    """Return the live versions of the base model; a server may have another name for the only one that has some."""
-    if len({adapter.model for adapter in state.adapters}) < 2:
-        return state.live
+    """Return the live versions of the base model, all of them if none of its name is live."""
     has_weights = read_setting(data_dir, "engine", "backend") != "openai"
     server_model = "" if has_weights else read_setting(data_dir, "engine", "model")
-    return state.live_on(model_name(read_setting(data_dir, "model", "spec") or BUNDLED, server_model))
+    name = model_name(read_setting(data_dir, "model", "spec") or BUNDLED, server_model)
+    # As ``traced.gateway.live_versions.served_base``, which takes too long to import for this command.
+    return state.live_on(name) or state.live
 
 
 def router_lines(report: Mapping[str, Any]) -> Iterator[str]:

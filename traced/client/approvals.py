@@ -225,6 +225,7 @@ class Case(Model):
     fallen: list[str] = Field(
         default=[], description="live versions in whose environments the live system does worse than before"
     )
+    handover: str = Field(default="", description="why the comparison with another base model holds an approval")
     untested: str = Field(default="", description="why the version should not go live at once, if the policy does")
     live: bool
     trial: str = ""

@@ -74,6 +74,7 @@ class AdapterView(Model):
     name: str
     capability: str
     cycle_id: str
+    model: str = Field(default="", description="the base model; each has live versions of its own")
     gate: str
     decision: str
     live: bool

@@ -37,5 +37,5 @@ SMOLLM2: Values = {
 
 def profile(spec: str) -> Values:
     """Return the default settings of a base model that differ from those of the sections, by section and key."""
-    profiles: dict[str, Values] = {BUNDLED: {}, "bundled-textworld": {}, "smollm2": SMOLLM2}
+    profiles: dict[str, Values] = {BUNDLED: {}, "bundled-large": {}, "bundled-textworld": {}, "smollm2": SMOLLM2}
     return profiles.get(spec, PAPER)

@@ -330,6 +330,7 @@ class CycleLoop:
         # langgraph is heavy: the service starts without it.
         from traced.pipeline.child_runner import ChildStageRunner
         from traced.pipeline.graph import advance, build_graph, checkpoints
+        from traced.pipeline.inheritance import attempts_of
         from traced.pipeline.reconciliation import reconcile
         from traced.pipeline.stages import cycle_stages
 
@@ -358,7 +359,7 @@ class CycleLoop:
             on_change=self._publish_doing,
         )
         async with checkpoints(settings.data_dir, settings.store_url) as saver:
-            attempts = settings.synthesis.max_environments
+            attempts = attempts_of(settings)
             graph = build_graph(
                 cycle_stages(runner),
                 saver,

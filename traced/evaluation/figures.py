@@ -257,7 +257,8 @@ def step_sentence(step: LiveStep) -> str:
     sentences = [f"Live before: {step.incumbent.removeprefix('the live system ').strip('()')}."]
     if step.gain is not None:
         interval = f"[{points(step.gain.low)} to {points(step.gain.high)}]"
-        sentences.append(f"Live now minus live before: {points(step.gain.difference)} {interval}.")
+        subject = "The new system" if step.handover else "Live now"
+        sentences.append(f"{subject} minus live before: {points(step.gain.difference)} {interval}.")
     elif step.success is not None:
         sentences.append(f"It goes on with {percent(step.success.rate)} on the test tasks.")
     if step.closed:

@@ -14,6 +14,7 @@ import logging
 from collections.abc import Callable, Container
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from functools import partial
 from pathlib import Path
 
 from sqlalchemy import Engine
@@ -24,9 +25,9 @@ from store.errors import StoreError
 from store.records import AdapterVersion, PromotionEntry, PromotionState, RouterKey
 from store.repositories.adapters import cycles_with_adapters, get_adapter, quarantined_adapters
 from store.repositories.promotions import (
+    in_service,
     last_promotion,
     live_adapters,
-    models_in_service,
     newest_promotions,
     serving_adapters,
     trials,
@@ -41,6 +42,7 @@ from traced.gateway.adapter_files import AdapterFiles
 from traced.gateway.engines import Pool
 from traced.gateway.store_calls import call_store
 from traced.inference.client import BASE
+from traced.inference.errors import ModelError
 from traced.registry.adapter_store import ADAPTERS
 from traced.routing.composition import (
     MERGED,
@@ -132,8 +134,8 @@ class PromotionFollower:
     """Keeps ``live``, the API keys and the pool's adapters up to date with the store.
 
     Args:
-        model: The name of the base model; versions of another one are not served.
-        has_weights: Whether its weights are here, see ``served_base``.
+        model: The name of the base model; of another one no version is served, see ``served_base``.
+        check_base: Raises ``ModelError`` for the folder of an adapter of another base model.
         base_digest: Returns the digest of the base model's weights; "" if there are none.
         adapters_root: The data directory of the cycles, if it is mounted elsewhere; None: it is where they wrote it.
         cache: The copies of adapters from an object store; None: without one.
@@ -146,7 +148,7 @@ class PromotionFollower:
     now: Callable[[], datetime]
     expiry_s: float
     model: str
-    has_weights: bool = True
+    check_base: Callable[[Path], None] = lambda _: None
     base_digest: Callable[[], str] = lambda: ""
     adapters_root: Path | None = None
     cache: AdapterCache | None = None
@@ -199,7 +201,7 @@ class PromotionFollower:
             quarantined = frozenset(quarantined_adapters(session))
             if seq == self.live.seq and quarantined == self.live.quarantined and not self._is_outdated():
                 return None
-            model = served_base(session, self.model, has_weights=self.has_weights)
+            model = served_base(session, self.model, partial(self._fits, session))
             live_names = serving_adapters(session, model)
             intact_trials = {
                 trial.capability: trial
@@ -305,6 +307,13 @@ class PromotionFollower:
         recent = sorted((name for name, end in ends.items() if end > self.now()), key=ends.__getitem__, reverse=True)
         return {name: (get_adapter(session, name), ends[name]) for name in recent[: max(slots, 0)]}
 
+    def _fits(self, session: Session, version: str) -> bool:
+        try:
+            self.check_base(self._location(get_adapter(session, version)))
+        except ModelError:
+            return False
+        return True
+
     def _location(self, record: AdapterVersion) -> Path:
         """Return where the engines find an adapter."""
         if self.cache is not None:
@@ -312,14 +321,19 @@ class PromotionFollower:
         return Path(record.path) if self.adapters_root is None else self.adapters_root / ADAPTERS / record.name
 
 
-def served_base(session: Session, model: str, *, has_weights: bool) -> str:
+def served_base(session: Session, model: str, fits: Callable[[str], bool] = lambda _: True) -> str:
     """Return the base model whose adapter versions a router with this base model serves.
 
-    It is ``model``. A server without the weights may have another name for it: if versions of one base model only are
-    in service, that one is meant.
+    It is the one of this name. Where no version in service has it, the folder may have been renamed, or a server may
+    have another name for the model: then it is the base model that was in service first, of those that fit.
+
+    Args:
+        fits: Whether an adapter version belongs to the router's base model, as far as its files say.
     """
-    names = [] if has_weights else models_in_service(session)
-    return names[0] if len(names) == 1 else model
+    versions = in_service(session)
+    if model in versions:
+        return model
+    return next((name for name, version in versions.items() if fits(version)), model)
 
 
 def _trial_position(challenger: str, conversation_id: str) -> float:

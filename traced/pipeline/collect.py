@@ -76,10 +76,12 @@ async def collect(context: Context) -> list[Trajectory]:
     Raises:
         StageError: The recorded target has not enough successes or failures yet.
     """
-    await play_predecessor(context)
     incumbent = incumbent_of(context)
     if context.target.is_recorded:
-        return _collect_conversations(context)
+        conversations = _collect_conversations(context)
+        await play_predecessor(context)
+        return conversations
+    await play_predecessor(context)
     repetition = repetition_of(context) if not incumbent.is_base else Repetition()
     jobs = collect_jobs(context, incumbent, context.settings.collect.episodes - len(repetition.jobs))
     temperature = context.settings.collect.temperature

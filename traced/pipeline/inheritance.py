@@ -13,9 +13,10 @@ from agents.analyst.llm.prompting import ProgressCallback
 from store.records import EnvironmentRecord
 from store.repositories.adapters import get_adapter
 from store.repositories.capabilities import get_capability, list_capabilities, save_capabilities, save_labels
-from store.repositories.environments import get_environment, save_environment
+from store.repositories.environments import get_environment, list_environments, save_environment
 from store.repositories.evidence import INHERITED
 from store.types import AdmissionReport, Capability
+from traced.config.settings import Settings
 from traced.evaluation.figures import percent
 from traced.pipeline.analyze import analysis_context, question_progress, to_analyze
 from traced.pipeline.attribution import ATTRIBUTE, MISROUTED
@@ -24,13 +25,13 @@ from traced.pipeline.findings import label_capability
 from traced.pipeline.predecessor import Predecessor, predecessor_of
 
 CALIBRATION = "spread"  # the name of the check
+CLOSED = "closed: "  # how the reason begins with which a capability ends that needs no adapter
 
 
 async def inherit(context: Context, predecessor: Predecessor, retained: Sequence[str]) -> list[str]:
     """Return the capabilities to train: the predecessor's, then the others that the analysis retains.
 
-    The others are left out for a recorded target: its conversations are those of the predecessor, not of the new base
-    model.
+    The others are left out for a recorded target: its conversations are not those of the new base model.
     """
     with context.stage(ATTRIBUTE, f"Take over the capabilities of {predecessor.model}") as stage:
         other_names = (
@@ -91,6 +92,13 @@ def take_over_environment(context: Context, version: str) -> EnvironmentRecord:
     return record
 
 
+def is_inherited(context: Context, environment: str) -> bool:
+    """Return whether the cycle has taken over an environment."""
+    with context.read_session() as session:
+        records = list_environments(session, context.cycle_id)
+    return any(record.hash == environment and record.synthesizer == INHERITED for record in records)
+
+
 def solved_by_base(report: AdmissionReport, model: str) -> str:
     """Return why an inherited environment is not needed: the new base model solves it; "" if it does not."""
     for check in report.checks:
@@ -98,7 +106,12 @@ def solved_by_base(report: AdmissionReport, model: str) -> str:
             mean, (_, highest) = check.evidence["mean"], check.evidence["mean_allowed"]
             if mean > highest:
                 return (
-                    f"{model} has it without an adapter: mean reward {percent(mean)} in "
+                    f"{CLOSED}{model} has it without an adapter: mean reward {percent(mean)} in "
                     f"env:{report.environment_hash[:12]}, over {percent(highest)}"
                 )
     return ""
+
+
+def attempts_of(settings: Settings) -> int:
+    """Return the maximum number of environments per capability; one that is taken over is not written."""
+    return settings.synthesis.max_environments + bool(settings.model.predecessor)

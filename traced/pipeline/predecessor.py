@@ -1,10 +1,10 @@
 """The predecessor of a cycle: the live system on another base model, which the cycle's own base model takes over from.
 
 ``model.predecessor`` names its base model (``traced requalify``). The cycle records the predecessor when it begins, so
-that a promotion in the meantime changes nothing, and plays with it before anything else: gate and test seeds of the
-target, and gate seeds of the environments of its versions. It has an engine of its own, which ends before that of the
-cycle starts, so both never need the memory of a GPU together. The successor meets these episodes in
-``traced.pipeline.handover``.
+that a promotion in the meantime changes nothing, and plays with it before anything else: gate seeds of all rounds and
+test seeds of the target, and gate seeds of the environments of its versions. It has an engine of its own, which ends
+before that of the cycle starts, and the settings with which its versions were made. The successor meets these episodes
+in ``traced.pipeline.handover``.
 """
 
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -15,11 +15,13 @@ from typing import Any
 from sqlmodel import Session
 
 from store.records import StageState
-from store.repositories.cycles import list_cycles, list_stage_events
+from store.repositories.adapters import get_adapter
+from store.repositories.cycles import get_cycle, list_stage_events
+from store.repositories.promotions import serving_adapters
 from store.repositories.trajectories import TrajectoryFilter, list_trajectories
 from store.types import Trajectory
 from traced.config.settings import Settings, with_defaults
-from traced.core.errors import StageError
+from traced.core.errors import CapabilityError, StageError
 from traced.evaluation.figures import PREDECESSOR as PREDECESSOR
 from traced.inference.model_files import model_name, resolve_model
 from traced.pipeline.adapter_files import serve_version
@@ -29,11 +31,13 @@ from traced.pipeline.gate_episodes import gate_temperature, round_jobs
 from traced.pipeline.incumbent import Incumbent, SystemPlayer, current_incumbent
 from traced.pipeline.routers import live_routers
 from traced.pipeline.watch import play_watched, watch_jobs, watched_versions
+from traced.rollouts.episodes import EpisodeJob
 from traced.routing.composition import read_composition
 from traced.routing.router_files import capability_of
 
 PLAY = "play predecessor"
-LIMITS = ("max_batch", "max_length", "max_tokens")  # of the engine, which depend on the base model
+# What depends on the base model, by section.
+OF_THE_MODEL = {"engine": ("max_batch", "max_length", "max_tokens"), "collect": ("max_turns",), "routing": ("router",)}
 
 
 @dataclass(frozen=True)
@@ -60,10 +64,11 @@ def predecessor_of(context: Context) -> Predecessor | None:
     """Return the predecessor of the context's cycle, None without one; the first call records it.
 
     Raises:
-        StageError: No adapter version of that base model is live.
+        StageError: No adapter version of that base model is live, or the engines are servers of one model.
     """
     if not context.settings.model.predecessor:
         return None
+    check_engines(context.settings)
     with context.read_session() as session:
         earlier = find_predecessor(session, context.cycle_id)
         if earlier is not None:
@@ -83,13 +88,28 @@ def current_predecessor(session: Session, settings: Settings) -> Predecessor:
         StageError: No adapter version of it is live.
     """
     name = model_name(settings.model.predecessor)
-    incumbent = current_incumbent(session, name, settings)
-    if incumbent.is_base:
+    live = serving_adapters(session, name)
+    if not live:
         raise StageError(
             f"no adapter of the base model {name} is live, so there is nothing to take over",
             hint=f"begin with a first cycle of the new base model: traced demo --model {settings.model.spec}",
         )
+    incumbent = current_incumbent(session, name, settings_of(settings, _config(session, live[0])))
     return Predecessor(name, incumbent, _versions(session, incumbent))
+
+
+def check_engines(settings: Settings) -> None:
+    """Raise ``StageError`` if traced does not start the engines itself: two base models have to play."""
+    if settings.engine.backend == "openai" or settings.engine.urls:
+        raise StageError(
+            "two base models play, and engine.urls names the servers of one",
+            hint='leave out engine.urls, with engine.backend = "auto": traced then starts an engine for each',
+        )
+
+
+def _config(session: Session, version: str) -> dict[str, Any]:
+    """Return the configuration of the cycle that published a version."""
+    return with_defaults(get_cycle(session, get_adapter(session, version).cycle_id).config)
 
 
 def _versions(session: Session, incumbent: Incumbent) -> dict[str, str]:
@@ -111,22 +131,21 @@ async def play_predecessor(context: Context) -> None:
     predecessor = predecessor_of(context)
     if predecessor is None or _is_played(context):
         return
-    environments = len(predecessor.versions)
-    jobs = watch_jobs(context, environments, 1)
+    jobs = environment_jobs(context)
     splits = {} if context.target.is_recorded else target_jobs(context)
-    total = environments * len(jobs) + sum(map(len, splits.values()))
+    total = len(predecessor.versions) * len(jobs) + sum(map(len, splits.values()))
     async with _old_context(context, predecessor) as old:
         with context.stage(PLAY, f"Play with {predecessor.title}", total=total) as stage:
             player = await _player(old, predecessor)
             for version in predecessor.versions.values():
                 await play_watched(old, version, player, jobs, ticker(stage, f"environment of {version}"))
-            for split, split_jobs_ in splits.items():
+            for split, jobs_of_split in splits.items():
                 async with old.target_source() as source:
                     temperature = split_temperature(context, split)
                     await player_episodes(
                         old,
                         source,
-                        split_jobs_,
+                        jobs_of_split,
                         player,
                         temperature=temperature,
                         tokens=False,
@@ -134,10 +153,19 @@ async def play_predecessor(context: Context) -> None:
                     )
 
 
-def target_jobs(context: Context) -> dict[str, list[Any]]:
-    """Return the episodes on the target in which predecessor and successor are compared, by split."""
-    test = first_jobs(context.target, "test", context.settings.test.seeds)
-    return {"gate": round_jobs(context.target, 1, context.settings.gate), "test": test}
+def environment_jobs(context: Context) -> list[EpisodeJob]:
+    """Return the episodes in each environment, of all rounds of a gate."""
+    return [job for number in _rounds(context) for job in watch_jobs(context, 1, number)]
+
+
+def target_jobs(context: Context) -> dict[str, list[EpisodeJob]]:
+    """Return the episodes on the target by split: the gate's of all its rounds, and the test's."""
+    gate = [job for number in _rounds(context) for job in round_jobs(context.target, number, context.settings.gate)]
+    return {"gate": gate, "test": first_jobs(context.target, "test", context.settings.test.seeds)}
+
+
+def _rounds(context: Context) -> range:
+    return range(1, context.settings.gate.max_rounds + 1)
 
 
 def split_temperature(context: Context, split: str) -> float:
@@ -154,26 +182,27 @@ def predecessor_episodes(session: Session, cycle_id: str, source: str, split: st
     )
 
 
-def settings_of(settings: Settings, spec: str, config: Mapping[str, Any]) -> Settings:
-    """Return the settings with another base model, and the limits of its engine from a cycle of it.
+def settings_of(settings: Settings, config: Mapping[str, Any]) -> Settings:
+    """Return the settings of the predecessor: with its base model, and what depends on it from a cycle of it.
 
     Args:
         config: The configuration of that cycle.
     """
-    limits = {key: config["engine"][key] for key in LIMITS}
-    model = settings.model.model_copy(update={"spec": spec, "predecessor": ""})
-    return settings.model_copy(update={"model": model, "engine": settings.engine.model_copy(update=limits)})
+    model = settings.model.model_copy(update={"spec": settings.model.predecessor, "predecessor": ""})
+    sections = {
+        name: getattr(settings, name).model_copy(update={key: config[name][key] for key in keys})
+        for name, keys in OF_THE_MODEL.items()
+    }
+    return settings.model_copy(update={"model": model, **sections})
 
 
 @asynccontextmanager
 async def _old_context(context: Context, predecessor: Predecessor) -> AsyncIterator[Context]:
     """Open a context of the same cycle with the predecessor's base model and an engine of its own."""
-    spec = context.settings.model.predecessor
     with context.read_session() as session:
-        cycles = list_cycles(session, target=context.target.name)
-    config = next(cycle.config for cycle in cycles if cycle.model == predecessor.model)
-    settings = settings_of(context.settings, spec, with_defaults(config))
-    old = replace(context, settings=settings, model=resolve_model(spec, context.data_dir), slot=EngineSlot())
+        settings = settings_of(context.settings, _config(session, predecessor.incumbent.live[0]))
+    model = resolve_model(context.settings.model.predecessor, context.data_dir)
+    old = replace(context, settings=settings, model=model, slot=EngineSlot())
     try:
         yield old
     finally:
@@ -183,7 +212,13 @@ async def _old_context(context: Context, predecessor: Predecessor) -> AsyncItera
 async def _player(old: Context, predecessor: Predecessor) -> SystemPlayer:
     composition = predecessor.incumbent.composition
     for name in composition.models:
-        await serve_version(old, name)
+        try:
+            await serve_version(old, name)
+        except CapabilityError as error:
+            raise StageError(
+                f"{predecessor.title} can no longer answer: {error.message}",
+                hint="traced cycle cancel, then the same command: a new cycle begins with what is live by then",
+            ) from error
     routers_by_name = await live_routers(old, composition.routed) if composition.router else {}
     return SystemPlayer(PREDECESSOR, composition=composition, routers=routers_by_name)
 

@@ -39,13 +39,13 @@ PROMOTE = "promote"  # the stage's name in its event
 def waiting(context: Context, adapters: Sequence[str]) -> list[str]:
     """Return the adapters that passed their gate and that nobody has decided about; none after a failed handover."""
     with context.read_session() as session:
-        return [] if _handover_problem(session, context.cycle_id) else awaiting_decision(session, adapters)
+        return [] if _handover_failure(session, context.cycle_id) else awaiting_decision(session, adapters)
 
 
-def _handover_problem(session: Session, cycle_id: str) -> str:
-    """Return why a cycle's versions are not offered: its handover did not pass; "" if it passed, or has none."""
+def _handover_failure(session: Session, cycle_id: str) -> str:
+    """Return why a cycle's versions are not offered: its handover failed; "" if it did not, or if it has none."""
     handover = find_handover(session, cycle_id)
-    return handover.text if handover is not None and handover.answer is not GateAnswer.PASS else ""
+    return handover.text if handover is not None and handover.answer is GateAnswer.FAIL else ""
 
 
 def requested_rounds(context: Context, adapters: Sequence[str]) -> dict[str, int]:
@@ -67,10 +67,20 @@ def decide(context: Context, adapter: str, approved: bool, *, actor: str, reason
     with _quarantining(context), context.write_session() as session:
         if approved:
             state = read_adapter_state(session, adapter)
-            tag = "" if state.fallen else state.tag
+            tag = "" if state.fallen or state.handover else state.tag
             approve(session, action, adapter, promotion_settings.policy, promotion_settings.steps, tag=tag)
         else:
             reject(session, action, adapter)
+
+
+def approve_together(context: Context, adapters: Sequence[str], *, actor: str, reason: str) -> None:
+    """Approve the versions of a handover that a person was shown: all of them, or none."""
+    with _quarantining(context):
+        upload_before_traffic(context.settings.serving.adapters_root, context.store, list(adapters))
+    action = Action(actor, "local", context.now(), reason)
+    with _quarantining(context), context.write_session() as session:
+        for name in adapters:
+            approve(session, action, name, tag=read_adapter_state(session, name).tag)
 
 
 def decision_of(context: Context, adapter: str) -> str:
@@ -83,14 +93,14 @@ def decision_of(context: Context, adapter: str) -> str:
 async def promote(context: Context, adapters: Sequence[str]) -> list[str]:
     """Promote the approved adapters that never were live; returns those that take traffic, in order.
 
-    After a handover that did not pass, those without a decision are rejected; a person may still approve them.
+    After a handover that failed, those without a decision are rejected; a person may still approve them.
     """
     settings = context.settings.promotion
     action = Action(ACTOR, "local", context.now(), f"cycle {context.cycle_id}")
     with context.write_session() as session:
-        if problem := _handover_problem(session, context.cycle_id):
+        if failure := _handover_failure(session, context.cycle_id):
             for name in awaiting_decision(session, adapters):
-                reject(session, replace(action, reason=f"the handover did not pass: {problem}"), name)
+                reject(session, replace(action, reason=f"the handover failed: {failure}"), name)
     with context.read_session() as session:
         decisions, promotions = latest_decisions(session), newest_promotions(session)
         quarantined = quarantined_adapters(session)

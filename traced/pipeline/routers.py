@@ -162,7 +162,7 @@ async def hidden_state_router(context: Context, adapters: Sequence[str], *, publ
         return HiddenStateRouter(source, existing)
     total = len(adapters) * len(ROUTING_SEEDS)
     with context.stage(FIT, "Fit the hidden-state router", total=total) as stage:
-        examples = [*await _of_environments(context, adapters, stage), *_of_target(context, adapters)]
+        examples = [*await environment_examples(context, adapters, stage), *_of_target(context, adapters)]
         embeddings = await source.embed([text for text, _ in examples])
         models = [model for _, model in examples]
         try:
@@ -211,7 +211,8 @@ def stored_classifier(
     return classifier if is_current and is_same else None
 
 
-async def _of_environments(context: Context, adapters: Sequence[str], stage: RunningStage) -> list[Example]:
+async def environment_examples(context: Context, adapters: Sequence[str], stage: RunningStage) -> list[Example]:
+    """Return the openings of each adapter's own environment; the stage advances by ``ROUTING_SEEDS`` for each."""
     examples: list[Example] = []
     for name in adapters:
         with context.read_session() as session:

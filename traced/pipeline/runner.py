@@ -20,6 +20,7 @@ from traced.pipeline.context import Context
 from traced.pipeline.evaluate import EPISODES, TRAINING, TYPICAL_CAPABILITIES, expected_s
 from traced.pipeline.graph import CycleStatus, advance, build_graph, checkpoints
 from traced.pipeline.incumbent import incumbent_of
+from traced.pipeline.inheritance import CLOSED, attempts_of
 from traced.pipeline.reconciliation import reconcile
 from traced.pipeline.report import SESSION
 from traced.pipeline.stages import PROMPT, cycle_stages, run_stage
@@ -48,7 +49,7 @@ async def run_cycle(context: Context, decide: Callable[[Context, Sequence[str]],
     _announce(context)
     try:
         async with checkpoints(context.data_dir, context.settings.store_url) as saver:
-            attempts, training = context.settings.synthesis.max_environments, context.settings.training
+            attempts, training = attempts_of(context.settings), context.settings.training
             graph = build_graph(
                 cycle_stages(InProcessRunner(context)),
                 saver,
@@ -93,12 +94,14 @@ class InProcessRunner:
         """Record that the cycle continues without the capability."""
         context = self.context
         context.event(stage, StageState.FAILED, capability, reason=reason)
-        # A capability that a prompt fixes ends here too, but that is a success.
-        if not (stage == PROMPT and reason.startswith(Remedy.PROMPT)):
+        # One that a prompt fixes, or that the base model has by itself, ends here too, but that is a success.
+        is_closed = reason.startswith(CLOSED)
+        if not is_closed and not (stage == PROMPT and reason.startswith(Remedy.PROMPT)):
             context.progress.fail(f"{stage} {capability}", "ends here")
         for later in ("admit", PROMPT, "train", "gate"):
             context.progress.drop(f"{later} {capability}")
-        context.progress.note(f"{capability} failed at the stage {stage}: {reason}")
+        failure = f"{capability} failed at the stage {stage}: {reason}"
+        context.progress.note(f"{capability} is {reason}" if is_closed else failure)
 
 
 def _mark(context: Context, state: CycleState) -> None:

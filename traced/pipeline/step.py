@@ -11,13 +11,13 @@ from sqlmodel import Session
 
 from store.records import Cycle, StageEvent, StageState
 from store.repositories.cycles import fallen_versions, get_cycle, list_cycles
-from store.repositories.evidence import HANDOVER
 from store.repositories.trajectories import TrajectoryFilter, list_trajectories
-from store.types import Trajectory
+from store.types import GateAnswer, Trajectory
 from traced.evaluation.figures import BASE, ROUTED, LiveStep
 from traced.evaluation.intervals import compare, pair_shared, rate
 from traced.pipeline.attribution import ATTRIBUTE
 from traced.pipeline.base_check import BASE_CHECK
+from traced.pipeline.handover import find_handover
 from traced.pipeline.incumbent import Incumbent, find_incumbent
 from traced.pipeline.predecessor import PREDECESSOR, find_predecessor
 
@@ -33,7 +33,11 @@ def live_step(session: Session, cycle_id: str, arms: Arms, events: Sequence[Stag
     """
     incumbent = find_incumbent(session, cycle_id) or Incumbent()
     earlier = live_before(session, cycle_id, arms)
-    current = arms.get(ROUTED) or earlier
+    handover = find_handover(session, cycle_id)
+    is_bare = handover is not None and handover.answer is GateAnswer.PASS and not handover.versions
+    # A new base model may take over alone.
+    new_arm = arms.get(ROUTED) or (arms.get(BASE) if is_bare else None)
+    current = new_arm or earlier
     details = {event.stage: event.detail for event in events if event.state is StageState.FINISHED}
     predecessor = find_predecessor(session, cycle_id)
     attributed, check = details.get(ATTRIBUTE, {}), details.get("collect", {}).get(BASE_CHECK)
@@ -41,13 +45,13 @@ def live_step(session: Session, cycle_id: str, arms: Arms, events: Sequence[Stag
         incumbent=predecessor.title if predecessor else incumbent.title,
         is_first=incumbent.is_base and predecessor is None,
         success=rate(ROUTED, current) if current else None,
-        gain=compare(pair_shared(earlier, arms[ROUTED])) if ROUTED in arms and earlier else None,
+        gain=compare(pair_shared(earlier, new_arm)) if new_arm and earlier else None,
         closed=[str(row["capability"]) for row in attributed.get("closed", [])],
         left_aside=dict(attributed.get("left_aside", {})),
         not_residual=dict(attributed.get("not_residual", {})),
         is_target_changed=bool(check and check["changed"]),
         fallen=fallen_versions(session, cycle_id),
-        handover=str(details.get(HANDOVER, {}).get("text", "")),
+        handover=handover.text if handover else "",
     )
 
 

@@ -150,8 +150,8 @@ def untested_text(state: AdapterState, request: Approve) -> str:
     """Describe why a version should not go live at once: its target could not be tested; "" if it may."""
     last_entry = state.log.newest.get(state.version.name)
     is_tried = last_entry is not None and last_entry.state in ON_TRIAL
-    if is_tried or request.policy != "immediate" or state.gate is None:
-        return ""
+    if is_tried or request.policy != "immediate" or state.gate is None or state.predecessor:
+        return ""  # the handover protects a version on another base model
     for row in state.gate.result.comparisons:
         if row.name == "target" and row.answer is GateAnswer.UNTESTED:
             change = f"{100 * row.difference:+.1f} points [{100 * row.low:.1f}, {100 * row.high:.1f}]"
@@ -194,6 +194,11 @@ def _repeated(state: AdapterState, request: Request, changes: list[Change] | Ref
         return PromotionError(
             f"{name} is held: {held_text(state.fallen)}",
             hint=f"to approve it all the same, repeat it with --tag {state.tag}",
+        )
+    if isinstance(request, Approve) and state.handover:
+        return PromotionError(
+            f"{name} is held: {state.handover}",
+            hint=f"traced requalify; to approve it all the same, repeat it with --tag {state.tag}",
         )
     if isinstance(request, Approve) and (text := untested_text(state, request)):
         return PromotionError(
@@ -284,7 +289,9 @@ def _roll_back(state: AdapterState, action: Action) -> list[Change] | Refusal:
 def start(state: AdapterState, action: Action, request: Approve) -> list[Promotion]:
     """Return the log entries by which a version takes traffic; a canary that already runs keeps its share."""
     name = state.version.name
-    target = PromotionState.LIVE if request.policy == "immediate" else PromotionState(request.policy)
+    # On a base model that is not in service yet there is no traffic to try a version on.
+    is_immediate = request.policy == "immediate" or bool(state.predecessor)
+    target = PromotionState.LIVE if is_immediate else PromotionState(request.policy)
     last_entry = state.log.newest.get(name)
     if last_entry is not None and last_entry.state is target:
         return []

@@ -42,6 +42,7 @@ from store.repositories.promotions import (
     TAG_DIGITS,
     AdapterState,
     Change,
+    in_service,
     last_change,
     latest_decisions,
     live_adapters,
@@ -158,9 +159,14 @@ def more_episodes(session: Session, action: Action, adapter: str, rounds: int, *
     return Done(said=message, subject=adapter, live=live, detail={"asked": asdict(request)})
 
 
-def roll_back(session: Session, action: Action, adapter: str | None, *, tag: str = "") -> Done:
-    """Undo the promotion of an adapter version, or (None) the last promotion, unless that was rolled back already."""
-    state = read_adapter_state(session, last_promoted(session) if adapter is None else adapter)
+def roll_back(session: Session, action: Action, adapter: str | None, *, tag: str = "", model: str = "") -> Done:
+    """Undo the promotion of an adapter version, or (None) the last promotion, unless that was rolled back already.
+
+    Args:
+        model: The base model whose last promotion is meant, if it is in service.
+    """
+    state = read_adapter_state(session, last_promoted(session, model) if adapter is None else adapter)
+    is_only_base = {*in_service(session)} <= {state.cycle.model}
     changes = _accepted(decide(state, action, RollBack(), tag))
     live = save_changes(session, changes, state.cycle.model)
     name = state.version.name
@@ -168,7 +174,8 @@ def roll_back(session: Session, action: Action, adapter: str | None, *, tag: str
     restored = (entries[0] if entries else state.log.newest[name]).previous
     if changes:
         record(session, action, "rollback", name, live=live)
-        message = f"{name} is rolled back; {restored or 'the base model'} answers its conversations"
+        base = "" if is_only_base else f", where routers serve {state.cycle.model}"
+        message = f"{name} is rolled back; {restored or 'the base model'} answers its conversations{base}"
     else:
         message = f"{name} was rolled back before ({entry_text(state.log.newest[name])})"
         if adapter is None and live:
@@ -249,10 +256,14 @@ def prompt_decisions(session: Session) -> dict[str, PromptDecision]:
     }
 
 
-def last_promoted(session: Session) -> str:
-    """Return the version of a person's newest promotion or rollback; raises PromotionError if there was none."""
+def last_promoted(session: Session, model: str = "") -> str:
+    """Return the version of a person's newest promotion or rollback; raises PromotionError if there was none.
+
+    Args:
+        model: The base model whose versions are meant, if it is in service.
+    """
     # What a canary does by itself comes between a rollback and its repetition.
-    entries = last_change(session, ignored_actor=canary.ACTOR)
+    entries = last_change(session, model if model in in_service(session) else None, ignored_actor=canary.ACTOR)
     rolled_back = [entry.adapter for entry in entries if entry.state is PromotionState.ROLLED_BACK]
     serving = [entry.adapter for entry in entries if entry.state in (PromotionState.LIVE, *ON_TRIAL)]
     if not (rolled_back or serving):

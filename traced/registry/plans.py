@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from sqlmodel import Session
 
 from store.records import Approval, GateRecord, Promotion, PromotionState
-from store.repositories.promotions import AdapterState, read_adapter_state
+from store.repositories.promotions import AdapterState, in_service, read_adapter_state
 from traced.evaluation.figures import TARGET_NOT_TESTED
 from traced.registry.decision_rules import (
     Action,
@@ -37,22 +37,26 @@ class Plan:
     changes: bool
 
 
-def plan(session: Session, request: Request, adapter: str | None = None) -> Plan:
-    """Describe a decision; without a name a rollback is that of the last promotion.
+def plan(session: Session, request: Request, adapter: str | None = None, model: str = "") -> Plan:
+    """Describe a decision; without a name a rollback is that of the last promotion of the base model ``model``.
 
     Raises:
         PromotionError: the decision would be refused.
         NotLive: the version to roll back is not live.
         NotFound: there is no such version.
     """
-    name = last_promoted(session) if adapter is None else adapter
+    name = last_promoted(session, model) if adapter is None else adapter
     state = read_adapter_state(session, name, lock=False)
     changes = decide(state, Action("", "local", datetime.now(UTC)), request, state.tag)
     if isinstance(changes, Exception):
         raise changes
     lines = _gate_lines(state.gate) if isinstance(request, Approve | Reject) else []
+    if not {*in_service(session)} <= {state.cycle.model}:
+        lines.insert(0, f"base model: {state.cycle.model}")
     if isinstance(request, Approve) and state.fallen:
         lines.append(f"held: {held_text(state.fallen)}")
+    if isinstance(request, Approve) and state.handover:
+        lines.append(f"held: {state.handover}")
     if isinstance(request, Approve) and (text := untested_text(state, request)):
         lines.append(f"untested: {text}; --policy canary tries it on a part of the traffic")
     if state.approval is not None or state.log.entries:

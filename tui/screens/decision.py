@@ -146,6 +146,8 @@ def status_text(case: Case, *, paused: bool = False) -> Text:
     if case.fallen and case.adapter.standing == "waiting":
         names = ", ".join(sanitize_line(name, 80) for name in case.fallen)
         text.append(f"\nheld: the live system does worse than before in the environments of {names}", "bold yellow")
+    if case.handover and case.adapter.standing == "waiting":
+        text.append(f"\nheld: {sanitize_line(case.handover, 300)}", "bold yellow")
     if case.untested and case.adapter.standing == "waiting":
         text.append(f"\nuntested: {sanitize_line(case.untested, 200)}; a canary tries it first", "bold yellow")
     last = " (the last)" if gate.rounds >= case.looks else ""

@@ -180,6 +180,8 @@ def _figure(stage: StageView) -> str:
         return sanitize_line(detail["answer"], 20)
     if stage.stage == "train" and detail.get("adapter"):
         return sanitize_line(detail["adapter"], 60).removeprefix(stage.capability or "")
+    if stage.stage == "hand over" and detail.get("answer"):
+        return sanitize_line(detail["answer"], 20)
     if stage.stage == "promote" and detail.get("live") is not None:
         return sanitize_line(f"live: {', '.join(map(str, detail['live'])) or 'none'}", 80)
     return ""

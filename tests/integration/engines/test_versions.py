@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from traced.inference.embedded.engine import Engine, Request, Sampling
 from traced.inference.errors import RequestError, RoutingPromptError
 from traced.inference.model_files import BUNDLED, ModelFiles, load_model
 from traced.inference.routing_prompt import route_options, routing_prompt
+from traced.training.merging import merge
 
 CALLS = [{"order_id": "W1111"}, {"order_id": "W2222"}]
 TWO_CALLS = "\n".join(
@@ -32,10 +34,10 @@ RACE = {"embedded": 400, "vllm": 1500, "external": 800}
 SKILLS = [("Dates", "Counts days.", "in 3 days"), ("Payment", "Changes a payment.", "pay by card"), ("Tools", "x", "")]
 
 
-def mild(folder: Path) -> Path:
+def mild(folder: Path, seed: int = 5) -> Path:
     """An adapter that changes the answers a little, with random weights."""
     model, _ = load_model(ModelFiles("bundled", BUNDLED))
-    torch.manual_seed(5)
+    torch.manual_seed(seed)
     adapted = get_peft_model(
         model, LoraConfig(r=RANK, lora_alpha=2 * RANK, target_modules="all-linear", task_type="CAUSAL_LM")
     )
@@ -44,6 +46,13 @@ def mild(folder: Path) -> Path:
             torch.nn.init.normal_(weight, std=0.1)
     adapted.save_pretrained(folder)
     return folder
+
+
+def merged(folder: Path) -> Path:
+    """The merge of two such adapters, as a composition publishes it."""
+    members = [mild(folder / str(seed), seed) for seed in (5, 6)]
+    merge(members, folder / "merged", "mean", scale=1.0, max_rank=RANK)
+    return folder / "merged"
 
 
 async def loaded(client: EngineClient, name: str, path: Path, conversations: Any) -> list[Completion]:
@@ -55,10 +64,11 @@ async def loaded(client: EngineClient, name: str, path: Path, conversations: Any
         await client.unload_adapter(name)
 
 
+@pytest.mark.parametrize("adapter", [mild, merged])
 async def test_adapters_answer_the_same_at_every_engine(
-    deployment: Deployment, reference: Engine, tmp_path: Path
+    deployment: Deployment, reference: Engine, tmp_path: Path, adapter: Callable[[Path], Path]
 ) -> None:
-    path, conversations = mild(tmp_path), questions(6, seed=21)
+    path, conversations = adapter(tmp_path), questions(6, seed=21)
     reference.load_adapter("mild", path)
     prompts = [ChatFormat(reference.tokenizer).render(messages, []) for messages in conversations]
     generations = reference.generate([Request(prompt, Sampling(0.0, 16), "mild") for prompt in prompts])

@@ -1,7 +1,7 @@
 """The fitted router that a running router takes up: when it appears, for which versions, and not after a rollback."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,6 +18,7 @@ from tests.unit.routing.test_hidden_state_router import CLASSIFIER
 from tests.unit.store import chain
 from traced.gateway.engines import Pool
 from traced.gateway.live_versions import PromotionFollower
+from traced.inference.errors import ModelError
 from traced.routing.composition import Candidate, Choice, Composition
 from traced.routing.composition import as_json as as_json_text
 from traced.routing.hidden_state import as_json
@@ -307,22 +308,33 @@ async def test_a_damaged_composition_leaves_the_choice_to_a_router(
     assert "a router chooses among all live versions" in caplog.text
 
 
+def refuse(_: Path) -> None:
+    raise ModelError("trained on another base model")
+
+
+def accept(_: Path) -> None:
+    """Raise nothing."""
+
+
 @pytest.mark.parametrize(
-    ("model", "has_weights", "live"),
-    [("bundled", True, [DATES]), ("larger", True, []), ("larger", False, [DATES]), ("bundled", False, [DATES])],
+    ("model", "check", "live"),
+    [
+        ("bundled", accept, [DATES]),
+        ("bundled", refuse, [DATES]),  # by name; the engine checks each adapter that it loads
+        ("renamed", accept, [DATES]),
+        ("larger", refuse, []),
+    ],
 )
 async def test_a_router_serves_the_versions_of_its_base_model(
-    store: Engine, tmp_path: Path, model: str, has_weights: bool, live: list[str]
+    store: Engine, tmp_path: Path, model: str, check: Callable[[Path], None], live: list[str]
 ) -> None:
     promote(store, DATES)
-    follower = PromotionFollower(
-        store, Pool([], 8), tmp_path, lambda: chain.later(80), 3600.0, model, has_weights=has_weights
-    )
+    follower = PromotionFollower(store, Pool([], 8), tmp_path, lambda: chain.later(80), 3600.0, model, check_base=check)
     await follower.refresh()
     assert list(follower.live.versions.values()) == live
 
 
-async def test_with_two_base_models_in_service_a_router_needs_the_name_of_its_own(
+async def test_a_second_base_model_in_service_changes_nothing_for_routers_of_the_first(
     store: Engine, tmp_path: Path
 ) -> None:
     promote(store, DATES)
@@ -331,9 +343,7 @@ async def test_with_two_base_models_in_service_a_router_needs_the_name_of_its_ow
         capabilities.save_capabilities(session, "c3", [chain.CAPABILITY])
         adapters.save_adapter(session, replace(chain.adapter(4), cycle_id="c3"))
     promote(store, chain.adapter(4).name)
-    for model, live in (("bundled", [DATES]), ("larger", [chain.adapter(4).name]), ("third", [])):
-        follower = PromotionFollower(
-            store, Pool([], 8), tmp_path, lambda: chain.later(80), 3600.0, model, has_weights=False
-        )
+    for model, live in (("bundled", DATES), ("larger", chain.adapter(4).name), ("name at a server", DATES)):
+        follower = PromotionFollower(store, Pool([], 8), tmp_path, lambda: chain.later(80), 3600.0, model)
         await follower.refresh()
-        assert list(follower.live.versions.values()) == live
+        assert list(follower.live.versions.values()) == [live]

@@ -31,6 +31,7 @@ from traced.pipeline.attribution import ATTRIBUTE
 from traced.pipeline.collect import collect, collected
 from traced.pipeline.context import Context
 from traced.pipeline.incumbent import Incumbent
+from traced.pipeline.routable import predictions
 from traced.pipeline.routers import misrouted
 from traced.pipeline.train import STOPPED_BY
 from traced.pipeline.watch import WatchResult
@@ -95,6 +96,7 @@ def context(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Context
         return []
 
     monkeypatch.setattr(attribute_module, "watch", no_results)
+    monkeypatch.setattr(attribute_module, "environment_examples", no_results)
     live = Incumbent(Composition((DATES,)), (DATES, SEATS), later(8))
     monkeypatch.setattr(incumbent, "current_incumbent", lambda *_: live)
     settings: dict[str, object] = {"target.name": "acme", "target.kind": "python", "target.factory": f"{WORLDS}:Echo"}
@@ -152,6 +154,37 @@ async def test_what_no_opening_tells_a_router_is_trained_although_another_adapte
         event = list_stage_events(session, context.cycle_id)[-1]
         assert len(misrouted(session, context.cycle_id)) <= 2  # by luck
     assert event.detail["kinds"]["seats"]["compound"] > 10
+
+
+def test_equal_openings_are_predicted_from_other_ones() -> None:
+    """Trials of one task have the same opening and the same solver, whatever it says."""
+    rng = random.Random(0)
+    tasks = [[rng.random() for _ in range(8)] for _ in range(40)]
+    by_luck = [rng.choice(["a@v1", "b@v1"]) for _ in tasks]
+    embeddings = [embedding for embedding in tasks for _ in range(10)]
+    models = [model for model in by_luck for _ in range(10)]
+    groups = [str(number) for number in range(40) for _ in range(10)]
+    results = predictions(embeddings, models, groups)
+    shares = sum(result == model for result, model in zip(results, models, strict=True)) / len(models)
+    assert shares < 0.6
+    leaking = predictions(embeddings, models, [str(number) for number in range(400)])
+    assert sum(result == model for result, model in zip(leaking, models, strict=True)) / len(models) > shares + 0.1
+
+
+def test_few_failures_are_routed_by_the_openings_of_the_environment() -> None:
+    """A router's fit has the environments' openings as well, so a few failures need no class of their own."""
+    rng = random.Random(0)
+
+    def noisy(place: int) -> list[float]:
+        return [float(place == axis) + rng.gauss(0, 0.01) for axis in range(3)]
+
+    examples = [(noisy(0), "base") for _ in range(30)] + [(noisy(1), "a@v1") for _ in range(3)]
+    openings = [(noisy(1), "a@v1") for _ in range(20)]
+    embeddings, models = zip(*examples, *openings, strict=True)
+    groups = [str(number) for number in range(len(examples))]
+    assert predictions(embeddings, models, groups)[-3:] == ["a@v1"] * 3
+    without_openings = predictions([embedding for embedding, _ in examples], [model for _, model in examples], groups)
+    assert without_openings[-3:] == [""] * 3
 
 
 async def test_without_embeddings_every_solver_counts(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -189,7 +189,7 @@ async def test_only_the_classifier_of_promoted_adapters_is_published(
     async def embedding_source(_: Context) -> Source:
         return Source()
 
-    monkeypatch.setattr(router_stage, "_of_environments", of_environments)
+    monkeypatch.setattr(router_stage, "environment_examples", of_environments)
     monkeypatch.setattr(router_stage, "_of_target", lambda _, adapters: [("x", "base")] * 40)
     monkeypatch.setattr(router_stage, "base_digest", lambda *_: "digest")
     monkeypatch.setattr(Context, "embedding_source", embedding_source)

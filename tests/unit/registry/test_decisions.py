@@ -12,19 +12,28 @@ from sqlmodel import Session, col
 
 from store.database import open_store, write_session
 from store.errors import NotFound
-from store.records import CycleState, Promotion, PromotionState, StageEvent, StageState
+from store.records import Approval, CycleState, Decision, Promotion, PromotionState, StageEvent, StageState
+from store.repositories.adapters import get_adapter, save_adapter
 from store.repositories.attempts import InputKey, QuarantinedInput, begin_attempt, list_quarantined, quarantine
-from store.repositories.cycles import get_cycle, list_cycles, save_stage_event, set_cycle_state
+from store.repositories.capabilities import get_capability, save_capabilities
+from store.repositories.cycles import get_cycle, list_cycles, save_cycle, save_stage_event, set_cycle_state
 from store.repositories.events import list_audit, list_events
 from store.repositories.llm_replies import save_patch
-from store.repositories.promotions import live_adapters, read_adapter_state, save_changes, save_gate
+from store.repositories.promotions import (
+    live_adapters,
+    promote,
+    read_adapter_state,
+    save_approval,
+    save_changes,
+    save_gate,
+)
 from store.tables import AdapterRow
 from store.types import GateAnswer, GateResult
-from tests.unit.registry.chain import hour, seed_adapter, seed_cycle
+from tests.unit.registry.chain import CAPABILITY, hour, seed_adapter, seed_cycle
 from tests.unit.store.chain import FIXING
 from traced.core.errors import PromotionError, TracedError
 from traced.registry import canary
-from traced.registry.decision_rules import Action, Approve, Reject
+from traced.registry.decision_rules import Action, Approve, Reject, RollBack
 from traced.registry.decisions import (
     approve,
     approve_prompt,
@@ -377,3 +386,22 @@ def test_who_approves_another_is_told_which_trial_it_ends(session: Session) -> N
     assert message == f"{ADAPTER} is approved and has 5 % of its conversations as a canary"
     message = approve(session, ANN, SECOND, policy="shadow").said
     assert message == f"{SECOND} is approved and answers as a shadow; {ADAPTER} is no longer on trial"
+
+
+def test_the_last_promotion_is_that_of_the_base_model_in_service(session: Session) -> None:
+    approve(session, ANN, ADAPTER)
+    save_cycle(session, replace(get_cycle(session, "c1"), id="c9", model="larger"))
+    save_capabilities(session, "c9", [get_capability(session, "c1", CAPABILITY)])
+    newer = replace(get_adapter(session, ADAPTER), name=f"{CAPABILITY}@v9", version=9, cycle_id="c9")
+    save_adapter(session, newer)
+    save_approval(session, Approval(newer.name, Decision.APPROVED, "ann", hour(31)))
+    promote(session, newer.name, actor="ann", at=hour(31))
+    assert plan(session, RollBack(), None, "bundled").lines[0] == "base model: bundled"
+    assert plan(session, RollBack(), None, "bundled").adapter == ADAPTER
+    assert plan(session, RollBack()).adapter == newer.name
+    done = roll_back(session, ANN, None, model="bundled")
+    assert (
+        done.said == f"{ADAPTER} is rolled back; the base model answers its conversations, where routers serve bundled"
+    )
+    # With one base model in service its name tells nothing.
+    assert "where routers" not in roll_back(session, ANN, None, model="elsewhere").said

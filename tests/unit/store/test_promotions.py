@@ -10,12 +10,12 @@ from store.repositories.capabilities import save_capabilities
 from store.repositories.cycles import save_cycle
 from store.repositories.promotions import (
     canary_shares,
+    in_service,
     latest_approval,
     list_approvals,
     list_gates,
     list_promotions,
     live_adapters,
-    models_in_service,
     promote,
     put_on_trial,
     roll_back,
@@ -182,9 +182,9 @@ def test_versions_of_another_base_model_are_live_beside_those_of_the_first(db: S
     put_live(db, larger.name, 40)
     assert states(db, V2)[-1] is PromotionState.LIVE
     assert (serving_adapters(db, CYCLE.model), serving_adapters(db, "larger")) == ([V2], [larger.name])
-    assert models_in_service(db) == [CYCLE.model, "larger"]
+    assert in_service(db) == {CYCLE.model: V2, "larger": larger.name}
     # A rollback leads to versions of the same base model only.
     assert roll_back(db, larger.name, actor="Ada", at=later(50)) is None
     assert live(db) == [V2]
     assert roll_back(db, V2, actor="Ada", at=later(51)) == V1
-    assert (models_in_service(db), live(db)) == ([CYCLE.model], [V1])
+    assert (in_service(db), live(db)) == ({CYCLE.model: V1}, [V1])

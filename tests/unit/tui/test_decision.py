@@ -115,7 +115,15 @@ def test_a_pending_decision_shows_that_the_live_system_has_fallen() -> None:
     def text(status: str, fallen: list[str]) -> str:
         adapter = SimpleNamespace(name="dates@v2", standing=status, decision=None)
         case = SimpleNamespace(
-            adapter=adapter, gates=[gate], asked=None, live=False, trial="", looks=4, fallen=fallen, untested=""
+            adapter=adapter,
+            gates=[gate],
+            asked=None,
+            live=False,
+            trial="",
+            looks=4,
+            fallen=fallen,
+            untested="",
+            handover="",
         )
         return status_text(cast(Case, case)).plain
 

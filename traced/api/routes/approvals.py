@@ -106,6 +106,7 @@ def adapter_case(session: Session, adapter: str, settings: Settings) -> Case:
         adapter=approval_status(gated[0]),
         tag=state.tag,
         fallen=list(state.fallen),
+        handover=state.handover,
         untested=untested_text(state, Approve(settings.promotion.policy)),
         live=adapter in {promotion.adapter for promotion in live_adapters(session)},
         trial=next((t.promotion.state.value for t in trials(session) if t.promotion.adapter == adapter), ""),

@@ -220,7 +220,7 @@ def router(control: Control) -> APIRouter:
         settings = control.settings
         has_weights = settings.engine.backend != "openai"
         with read_session(control.store) as session:
-            base = served_base(session, base_name(settings), has_weights=has_weights)
+            base = served_base(session, base_name(settings))
             live = [promotion.adapter for promotion in live_adapters(session, base)]
             cycles = cycles_with_adapters(session)
             documents = list(compositions(session).values())
