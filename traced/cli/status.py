@@ -40,11 +40,12 @@ MIN_SAMPLES = 30
 NAME_WIDTH = 40  # columns within which a name is never folded
 
 
-def router_report(state: StoreStatus, data_dir: Path, overrides: str | None) -> dict[str, Any]:
-    """Return the router's part of ``traced status --json``; ``overrides`` is the command line's ``routing.router``."""
-    spool, live = read_spool_status(data_dir / "spool"), _live(state, data_dir)
-    default_router = profile(read_setting(data_dir, "model", "spec") or BUNDLED).get("routing", {}).get("router", "")
-    router = read_setting(data_dir, "routing", "router", overrides) or default_router
+def router_report(state: StoreStatus, data_dir: Path, overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the router's part of ``traced status --json``; ``overrides`` are the command line's settings."""
+    spec = read_setting(data_dir, "model", "spec", overrides.get("model.spec"))
+    spool, live = read_spool_status(data_dir / "spool"), _live(state, data_dir, spec)
+    default_router = profile(spec or BUNDLED).get("routing", {}).get("router", "")
+    router = read_setting(data_dir, "routing", "router", overrides.get("routing.router")) or default_router
     by_labels = bool(live) and router == "labels"
     is_local = live and read_setting(data_dir, "engine", "backend") != "openai"
     return {
@@ -57,17 +58,17 @@ def router_report(state: StoreStatus, data_dir: Path, overrides: str | None) -> 
             live,
             by_labels=by_labels,
             embeddings_url=read_setting(data_dir, "routing", "embeddings_url") if live else "",
-            base_digest=known_base_digest(read_setting(data_dir, "model", "spec"), data_dir) if is_local else "",
+            base_digest=known_base_digest(spec, data_dir) if is_local else "",
             compositions=state.compositions,
         ),
     }
 
 
-def _live(state: StoreStatus, data_dir: Path) -> list[str]:
+def _live(state: StoreStatus, data_dir: Path, spec: str) -> list[str]:
     """Return the live versions of the base model, all of them if none of its name is live."""
     has_weights = read_setting(data_dir, "engine", "backend") != "openai"
     server_model = "" if has_weights else read_setting(data_dir, "engine", "model")
-    name = model_name(read_setting(data_dir, "model", "spec") or BUNDLED, server_model)
+    name = model_name(spec or BUNDLED, server_model)
     # As ``traced.gateway.live_versions.served_base``, which takes too long to import for this command.
     return state.live_on(name) or state.live
 
@@ -123,7 +124,7 @@ def status(
         return
     directory, url = _store_place(data_dir, overrides)
     state = store_status(url)
-    router = router_report(state, directory, dict(parse_pair(pair) for pair in overrides or []).get("routing.router"))
+    router = router_report(state, directory, dict(parse_pair(pair) for pair in overrides or []))
     waits = waiting_stages(default_socket(directory))
     if as_json:
         print_json(_as_json(state, directory) | {"waits": waits, "router": router})

@@ -293,6 +293,16 @@ def judge_comparison(
     )
 
 
+def worst_source(
+    name: ComparisonName, pairs: Mapping[str, Sequence[Pair]], policy: GatePolicy, round_number: int
+) -> str:
+    """Return the source with the least low bound: if that one passes comparison ``name``, each of them does."""
+    lows = {
+        source: judge_comparison(name, count_pairs(rows), policy, round_number).low for source, rows in pairs.items()
+    }
+    return min(lows, key=lows.__getitem__)
+
+
 def _answer(low: float, high: float, required: float) -> GateAnswer:
     if low > required:
         return GateAnswer.PASS

@@ -27,9 +27,15 @@ from store.repositories.promotions import latest_gate, save_gate
 from store.types import GateAnswer, GateResult, Label, Outcome, PairedDifference, Trajectory
 from traced.core.errors import CapabilityError, GateError, StageError
 from traced.evaluation.figures import gate_remark, points
-from traced.evaluation.gate import REGRESSION_POWER, ComparisonName, GatePolicy, exercising_tasks, run_gate
+from traced.evaluation.gate import (
+    REGRESSION_POWER,
+    ComparisonName,
+    GatePolicy,
+    exercising_tasks,
+    run_gate,
+    worst_source,
+)
 from traced.evaluation.intervals import Pair, pair
-from traced.evaluation.intervals import compare as compare_pairs
 from traced.pipeline.adapter_files import check_version
 from traced.pipeline.analyze import analysis_context
 from traced.pipeline.collect import collected_outcomes
@@ -178,7 +184,7 @@ async def compare(
         context.target_source() if policy.plays_target else nullcontext() as target,
         context.environment_source(replay_source(context, replay)) if replay else nullcontext() as replayed,
     ):
-        rounds = _Rounds(context, sides, environment, target, stage, replay, replayed)
+        rounds = _Rounds(context, sides, policy, environment, target, stage, replay, replayed)
         try:
             return await run_gate(name, rounds.gather, policy, minimum_rounds)
         except GateError as error:
@@ -192,6 +198,7 @@ async def compare(
 class _Rounds:
     context: Context
     sides: Sides
+    policy: GatePolicy
     environment: EpisodeSource
     target: EpisodeSource | None  # None if it cannot be played
     stage: RunningStage
@@ -244,7 +251,7 @@ class _Rounds:
                 for player in (self.sides.baseline, self.sides.candidate)
             ]
             pairs_by_version[version] = self._add(f"live {version}", pairs_of(version, *sides))
-        return min(pairs_by_version.values(), key=lambda pairs: compare_pairs(pairs).low)
+        return pairs_by_version[worst_source("live", pairs_by_version, self.policy, round_number)]
 
     def _show(self, text: str, _: Trajectory | None) -> None:
         self.stage.advance(figure=text)

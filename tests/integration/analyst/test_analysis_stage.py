@@ -27,6 +27,7 @@ from tests.unit.store.chain import T0
 from traced.config.settings import load_settings
 from traced.core.progress import Progress
 from traced.core.resources import Meter
+from traced.evaluation.gate import GatePolicy
 from traced.inference.model_files import ModelFiles
 from traced.pipeline import gate
 from traced.pipeline.analyze import analysis_context, analyze, stored_findings, to_analyze
@@ -201,7 +202,7 @@ async def test_a_gate_uses_the_model_for_a_capability_without_a_detector(context
         displayed = RunningStage(NOTHING, "gate")
         NOTHING.start(displayed.key, "Gate")
         sides = gate.Sides(((CYCLE, VERIFICATION["name"]),), "", Player(BASE), Player("x@v1"))
-        rounds = gate._Rounds(at, sides, at.target, at.target, displayed)  # type: ignore[arg-type]
+        rounds = gate._Rounds(at, sides, GatePolicy(), at.target, at.target, displayed)  # type: ignore[arg-type]
         return await rounds._exercising_tasks(base)
 
     with scripted_server(thinking, canaries=CANARIES) as server:
@@ -236,7 +237,7 @@ async def test_a_gate_labels_with_the_analyst_that_found_the_capability(
     thinking = Thinking()
     with scripted_server(thinking, canaries=CANARIES) as server:
         at = with_analyst(server, context)
-        rounds = gate._Rounds(at, sides, at.target, at.target, displayed)  # type: ignore[arg-type]
+        rounds = gate._Rounds(at, sides, GatePolicy(), at.target, at.target, displayed)  # type: ignore[arg-type]
         await rounds._exercising_tasks(base)
     assert thinking.kinds == ({"label": len(base)} if asks else {})
 

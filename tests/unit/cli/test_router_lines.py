@@ -42,7 +42,7 @@ def test_the_names_are_those_of_the_spool() -> None:
 
 
 def test_nothing_is_said_where_there_is_no_router(tmp_path: Path) -> None:
-    assert list(router_lines(router_report(StoreStatus([], [], [], []), tmp_path, None))) == []
+    assert list(router_lines(router_report(StoreStatus([], [], [], []), tmp_path, {}))) == []
 
 
 def test_the_result_of_the_newest_cycle_of_each_target_is_shown() -> None:
@@ -89,7 +89,7 @@ def test_a_cycle_is_running_only_while_a_process_works_on_it(tmp_path: Path) -> 
 
 def test_who_decides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def decided_by(router: str | None = None) -> str:
-        return str(router_report(STANDS, tmp_path, router)["decided_by"])
+        return str(router_report(STANDS, tmp_path, {"routing.router": router} if router else {})["decided_by"])
 
     assert decided_by() == (
         "label tokens; no classifier was fitted for dates@v1, tools@v1 together yet, the next promoting cycle fits one"
@@ -127,7 +127,7 @@ def test_what_a_person_reads(tmp_path: Path) -> None:
     (folder / "exchanges-1-1.jsonl").write_text("x")
     os.utime(folder / "exchanges-1-1.jsonl", (1, 1))
     LossLedger(folder, now=lambda: T0).note(LINES, "kept in spool/damaged.jsonl", 2)
-    report = router_report(replace(STANDS, adapters=[], router=router), tmp_path, None)
+    report = router_report(replace(STANDS, adapters=[], router=router), tmp_path, {})
     assert (report["spool"]["files"], report["spool"]["damaged"]) == (1, 2)
     lines = list(router_lines(report))
     assert lines[:-2] == [
@@ -221,3 +221,18 @@ def test_why_a_training_waits_is_shown_in_one_line() -> None:
     assert line.startswith("Waiting: train dates: ")
     assert "utilisation 90% is over 25%" in line
     assert "\n" not in line
+
+
+def test_the_router_is_that_of_the_base_model_of_the_settings(tmp_path: Path) -> None:
+    live = [
+        AdapterStatus("dates@v1", "pass", "approved", True, 0, model="bundled"),
+        AdapterStatus("dates@v2", "pass", "approved", True, 0, model="bundled-large"),
+    ]
+    both = replace(STANDS, adapters=live)
+    reports = {
+        spec: str(router_report(both, tmp_path, {"model.spec": spec, "routing.router": "hidden-state"})["decided_by"])
+        for spec in ("bundled", "bundled-large", "renamed")
+    }
+    assert "dates@v1 yet" in reports["bundled"]
+    assert "dates@v2 yet" in reports["bundled-large"]
+    assert "dates@v1, dates@v2 together" in reports["renamed"]

@@ -15,6 +15,7 @@ from store.repositories.trajectories import save_trajectories
 from store.types import Outcome, Trajectory
 from tests.unit.pipeline.contexts import context_with_chain
 from tests.unit.store.chain import HASH, later, trajectory
+from traced.evaluation.gate import GatePolicy
 from traced.evaluation.intervals import pair_shared
 from traced.pipeline import gate as gate_module
 from traced.pipeline import incumbent
@@ -165,7 +166,9 @@ async def test_the_worst_environment_decides_the_comparison(monkeypatch: pytest.
     monkeypatch.setattr(gate_module, "watch_jobs", lambda *_: [])
     monkeypatch.setattr(gate_module, "watched_by", lambda _: ["a@v1", "b@v1"])
     sides = SimpleNamespace(baseline=Player("before"), candidate=Player("after"))
-    rounds = gate_module._Rounds(cast(Any, None), cast(Any, sides), cast(Any, None), None, cast(Any, None))
+    rounds = gate_module._Rounds(
+        cast(Any, None), cast(Any, sides), GatePolicy(), cast(Any, None), None, cast(Any, None)
+    )
     pairs = await rounds._live(1)
     assert {p.task_id.split()[0] for p in pairs} == {"b@v1"}
     assert sum(p.adapter for p in pairs) == 60
