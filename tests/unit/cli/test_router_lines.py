@@ -228,9 +228,9 @@ def test_the_router_is_that_of_the_base_model_of_the_settings(tmp_path: Path) ->
         AdapterStatus("dates@v1", "pass", "approved", True, 0, model="bundled"),
         AdapterStatus("dates@v2", "pass", "approved", True, 0, model="bundled-large"),
     ]
-    both = replace(STANDS, adapters=live)
+    state = replace(STANDS, adapters=live)
     reports = {
-        spec: str(router_report(both, tmp_path, {"model.spec": spec, "routing.router": "hidden-state"})["decided_by"])
+        spec: str(router_report(state, tmp_path, {"model.spec": spec, "routing.router": "hidden-state"})["decided_by"])
         for spec in ("bundled", "bundled-large", "renamed")
     }
     assert "dates@v1 yet" in reports["bundled"]
