@@ -23,6 +23,7 @@ TITLES = {
     ROUTED: "composed",
     ON_TARGET: "GRPO on the target itself",
 }
+CLOSED = "closed: "  # how the reason begins with which a capability ends that needs no adapter
 PROMPT = "optimize-prompt"  # the stage at which a capability ends if a prompt is enough
 
 
@@ -87,7 +88,8 @@ class LiveStep:
         is_first: Whether that is the base model alone.
         success: The success on the test split of what is live after the cycle; None if it was not measured.
         gain: The same minus that of the incumbent, on the same test tasks; None if nothing was promoted.
-        closed: The capabilities of live adapters that the analysis does not retain any more.
+        closed: The capabilities of live adapters that the analysis does not retain any more, or that a new base model
+            has by itself.
         left_aside: The capabilities that are not trained because their last trainings failed, with the reason.
         not_residual: Those that are not trained because other live adapters solve their tasks, with the counts.
         is_target_changed: Whether the base model does other than in an earlier cycle on the same tasks.
@@ -262,7 +264,8 @@ def step_sentence(step: LiveStep) -> str:
     elif step.success is not None:
         sentences.append(f"It goes on with {percent(step.success.rate)} on the test tasks.")
     if step.closed:
-        sentences.append(f"Closed, as the analysis does not retain them: {', '.join(step.closed)}.")
+        reason = "the base model has them" if step.handover else "the analysis does not retain them"
+        sentences.append(f"Closed, as {reason}: {', '.join(step.closed)}.")
     sentences += [f"Left aside: {name}, {reason}." for name, reason in step.left_aside.items()]
     sentences += [f"Not trained again: {name} ({counts})." for name, counts in step.not_residual.items()]
     if step.is_target_changed:

@@ -20,6 +20,7 @@ from rich.text import Text
 from traced.core.files import flush, make_folder
 from traced.evaluation.figures import (
     BASE,
+    CLOSED,
     FLOOR,
     ON_TARGET,
     PROMPT,
@@ -181,6 +182,9 @@ def summary_table(figures: CycleFigures) -> Group:
     for ending in figures.endings:
         if ending.stage == PROMPT and ending.capability in fixed:
             # The line of its prompt patch above already states how it ended.
+            continue
+        if ending.reason.startswith(CLOSED):
+            lines.append(Text(f"{ending.capability} is {ending.reason}"))
             continue
         lines.append(Text(f"{ending.capability} failed at the stage {ending.stage}: {ending.reason}", style="yellow"))
     lost_episodes = sum(rate.infrastructure for rate in figures.rates.values())

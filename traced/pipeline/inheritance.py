@@ -17,7 +17,7 @@ from store.repositories.environments import get_environment, list_environments, 
 from store.repositories.evidence import INHERITED
 from store.types import AdmissionReport, Capability
 from traced.config.settings import Settings
-from traced.evaluation.figures import percent
+from traced.evaluation.figures import CLOSED, percent
 from traced.pipeline.analyze import analysis_context, question_progress, to_analyze
 from traced.pipeline.attribution import ATTRIBUTE, MISROUTED
 from traced.pipeline.context import Context
@@ -25,7 +25,6 @@ from traced.pipeline.findings import label_capability
 from traced.pipeline.predecessor import Predecessor, predecessor_of
 
 CALIBRATION = "spread"  # the name of the check
-CLOSED = "closed: "  # how the reason begins with which a capability ends that needs no adapter
 
 
 async def inherit(context: Context, predecessor: Predecessor, retained: Sequence[str]) -> list[str]:

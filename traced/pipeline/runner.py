@@ -11,7 +11,7 @@ from store.records import CycleState, StageState
 from store.repositories.cycles import get_cycle, list_stage_events, set_cycle_state
 from traced.config.settings import Settings
 from traced.core.errors import CycleChanged
-from traced.evaluation.figures import ON_TARGET
+from traced.evaluation.figures import CLOSED, ON_TARGET
 from traced.pipeline import compose
 from traced.pipeline.analyze import stored_findings, to_train
 from traced.pipeline.attribution import ATTRIBUTE
@@ -20,7 +20,7 @@ from traced.pipeline.context import Context
 from traced.pipeline.evaluate import EPISODES, TRAINING, TYPICAL_CAPABILITIES, expected_s
 from traced.pipeline.graph import CycleStatus, advance, build_graph, checkpoints
 from traced.pipeline.incumbent import incumbent_of
-from traced.pipeline.inheritance import CLOSED, attempts_of
+from traced.pipeline.inheritance import attempts_of
 from traced.pipeline.reconciliation import reconcile
 from traced.pipeline.report import SESSION
 from traced.pipeline.stages import PROMPT, cycle_stages, run_stage

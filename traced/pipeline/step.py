@@ -13,7 +13,7 @@ from store.records import Cycle, StageEvent, StageState
 from store.repositories.cycles import fallen_versions, get_cycle, list_cycles
 from store.repositories.trajectories import TrajectoryFilter, list_trajectories
 from store.types import GateAnswer, Trajectory
-from traced.evaluation.figures import BASE, ROUTED, LiveStep
+from traced.evaluation.figures import BASE, CLOSED, ROUTED, LiveStep
 from traced.evaluation.intervals import compare, pair_shared, rate
 from traced.pipeline.attribution import ATTRIBUTE
 from traced.pipeline.base_check import BASE_CHECK
@@ -46,13 +46,19 @@ def live_step(session: Session, cycle_id: str, arms: Arms, events: Sequence[Stag
         is_first=incumbent.is_base and predecessor is None,
         success=rate(ROUTED, current) if current else None,
         gain=compare(pair_shared(earlier, new_arm)) if new_arm and earlier else None,
-        closed=[str(row["capability"]) for row in attributed.get("closed", [])],
+        closed=[*(str(row["capability"]) for row in attributed.get("closed", [])), *_closed(events)],
         left_aside=dict(attributed.get("left_aside", {})),
         not_residual=dict(attributed.get("not_residual", {})),
         is_target_changed=bool(check and check["changed"]),
         fallen=fallen_versions(session, cycle_id),
         handover=handover.text if handover else "",
     )
+
+
+def _closed(events: Sequence[StageEvent]) -> list[str]:
+    """Return the capabilities that a new base model has by itself, by the calibration of their environments."""
+    failures = [event for event in events if event.state is StageState.FAILED and event.capability]
+    return [str(event.capability) for event in failures if str(event.detail.get("reason")).startswith(CLOSED)]
 
 
 def live_before(session: Session, cycle_id: str, arms: Arms) -> Sequence[Trajectory]:

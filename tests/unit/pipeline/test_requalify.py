@@ -9,7 +9,7 @@ from typing import cast
 import pytest
 
 from store.database import write_session
-from store.records import Approval, Cycle, CycleState, Decision
+from store.records import Approval, Cycle, CycleState, Decision, StageState
 from store.repositories.adapters import save_adapter, save_training_run
 from store.repositories.capabilities import list_capabilities, list_labels
 from store.repositories.cycles import HANDOVER, list_stage_events, save_cycle
@@ -363,6 +363,8 @@ def test_the_step_of_such_a_cycle_is_that_from_the_predecessor(context: Context)
 
 def test_a_new_base_model_that_takes_over_alone_has_its_own_success(context: Context) -> None:
     predecessor_of(context)
+    context.event("admit", StageState.FAILED, "seats", reason="closed: it has it")
+    context.event("train", StageState.FAILED, "refunds", reason="nothing to learn")
     store_handover(context, answer="pass", versions=[])
     rows = {
         PREDECESSOR: episodes(context, PREDECESSOR, "desk", "test", 60),
@@ -373,6 +375,7 @@ def test_a_new_base_model_that_takes_over_alone_has_its_own_success(context: Con
     assert step.success is not None
     assert step.gain is not None
     assert (step.success.rate, round(step.gain.difference, 2)) == (0.8, 0.2)
+    assert "Closed, as the base model has them: seats." in step_sentence(step)
 
 
 def test_an_attempt_after_the_inherited_one_is_the_synthesizers_first(context: Context) -> None:
