@@ -9,7 +9,7 @@ from typing import cast
 import pytest
 
 from store.database import write_session
-from store.records import Approval, Cycle, CycleState, Decision, StageState
+from store.records import Approval, Cycle, CycleState, Decision, EnvironmentRecord, StageState
 from store.repositories.adapters import save_adapter, save_training_run
 from store.repositories.capabilities import list_capabilities, list_labels
 from store.repositories.cycles import HANDOVER, list_stage_events, save_cycle
@@ -19,6 +19,7 @@ from store.repositories.promotions import (
     latest_approval,
     read_adapter_state,
     roll_back,
+    save_approval,
     save_gate,
     serving_adapters,
 )
@@ -35,6 +36,7 @@ from traced.inference.model_files import ModelFiles
 from traced.pipeline import admit as admit_module
 from traced.pipeline import handover as handover_module
 from traced.pipeline import predecessor as predecessor_module
+from traced.pipeline import synthesize as synthesize_module
 from traced.pipeline.admit import admit
 from traced.pipeline.attribute import attribute
 from traced.pipeline.collect import collected_filter
@@ -179,15 +181,26 @@ async def test_its_capabilities_are_trained_whether_or_not_the_analysis_retains_
     assert verdicts == {"n1": Verdict.NA, "n2": Verdict.NA}
 
 
-async def test_the_first_environment_is_that_of_the_predecessor(context: Context) -> None:
+async def test_the_first_environment_is_that_of_the_predecessor(
+    context: Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
     await attribute(context, [])
     assert await synthesize(context, "date-reasoning", 0) == HASH
     with context.read_session() as session:
         record = get_environment(session, HASH, cycle_id=NEW_CYCLE)
     assert (record.source_code, record.synthesizer, record.capability) == (SOURCE, "inherited", "date-reasoning")
     # The second one is the first that the synthesizer writes.
-    with pytest.raises(CapabilityError):
-        await synthesize(context, "date-reasoning", 1)
+    attempts: list[int] = []
+
+    async def write(_: Context, capability: str, attempt: int) -> EnvironmentRecord:
+        attempts.append(attempt)
+        return replace(record, capability=capability)
+
+    monkeypatch.setattr(synthesize_module, "_write_builtin", write)
+    await synthesize(context, "date-reasoning", 1)
+    # A capability that nobody had before has no environment to take over.
+    await synthesize(context, "seats", 0)
+    assert attempts == [0, 0]
 
 
 @pytest.mark.parametrize(
@@ -359,6 +372,19 @@ def test_the_step_of_such_a_cycle_is_that_from_the_predecessor(context: Context)
     assert "The new system minus live before: +10.0 [" in sentence
     # The collection is that of the new base model alone.
     assert collected_filter(context).model == "base"
+
+
+def test_a_handover_speaks_for_the_versions_that_were_compared(context: Context) -> None:
+    predecessor_of(context)
+    names = ["date-reasoning@v2", "date-reasoning@v3"]
+    store_handover(context, answer="pass", versions=names)
+    with context.write_session() as session:
+        for version in (2, 3, 4):
+            save_adapter(session, replace(adapter(version), cycle_id=NEW_CYCLE))
+        assert read_adapter_state(session, names[0]).handover == ""
+        assert "did not take part" in read_adapter_state(session, "date-reasoning@v4").handover
+        save_approval(session, Approval(names[1], Decision.REJECTED, "Ada", later(90)))
+        assert f"was made with {names[1]}, which is not approved" in read_adapter_state(session, names[0]).handover
 
 
 def test_a_new_base_model_that_takes_over_alone_has_its_own_success(context: Context) -> None:

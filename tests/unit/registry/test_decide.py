@@ -231,10 +231,11 @@ def test_a_fall_holds_no_rejection_and_no_repetition() -> None:
 
 
 UNTESTED = PairedDifference("target", 17, 0.5, 0.36, -0.14, -0.5, 0.25, 0.95, 0.0, GateAnswer.UNTESTED)
+UNTESTED_GATE = GateResult(V1, GateAnswer.PASS, [UNTESTED], 4)
 
 
 def test_what_a_small_target_could_not_test_goes_live_at_once_only_for_a_person_who_was_shown_it() -> None:
-    untested = replace(WAITING, gate=GateRecord("g1", "c1", hour(10), GateResult(V1, GateAnswer.PASS, [UNTESTED], 4)))
+    untested = replace(WAITING, gate=GateRecord("g1", "c1", hour(10), UNTESTED_GATE))
     answer = decide(untested, ANN, APPROVE)
     assert isinstance(answer, PromotionError)
     text = "its target has too few tasks to rule out a loss: -14.0 points [-50.0, 25.0] on 17 tasks"
@@ -247,3 +248,9 @@ def test_what_a_small_target_could_not_test_goes_live_at_once_only_for_a_person_
     assert summarize_changes(on_canary, APPROVE) == summarize_changes(ON_CANARY, APPROVE)
     other = replace(untested, log=log(entry(V2, "canary", share=0.1)))
     assert isinstance(decide(other, ANN, APPROVE), PromotionError)
+
+
+@pytest.mark.parametrize("request_", [APPROVE, CANARY, SHADOW])
+def test_on_a_base_model_that_is_not_in_service_a_version_goes_live_at_once(request_: Approve) -> None:
+    taking_over = replace(WAITING, predecessor="older", gate=GateRecord("g1", "c1", hour(10), UNTESTED_GATE))
+    assert summarize_changes(taking_over, request_) == summarize_changes(WAITING, APPROVE)
