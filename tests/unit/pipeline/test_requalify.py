@@ -411,3 +411,15 @@ def test_an_attempt_after_the_inherited_one_is_the_synthesizers_first(context: C
     assert next_attempt(context, "date-reasoning") == 1
     assert next_attempt(context, "seats") == 0
     assert attempts_of(context.settings) == context.settings.synthesis.max_environments + 1
+
+
+def test_versions_that_nobody_approved_change_nothing(context: Context) -> None:
+    predecessor_of(context)
+    store_handover(context, answer="pass")
+    rows = {
+        PREDECESSOR: episodes(context, PREDECESSOR, "desk", "test", 60),
+        "base": episodes(context, "base", "desk", "test", 80),
+    }
+    with context.read_session() as session:
+        step = live_step(session, NEW_CYCLE, rows, list_stage_events(session, NEW_CYCLE))
+    assert (step.success and step.success.rate, step.gain) == (0.6, None)
