@@ -10,7 +10,7 @@ traffic, which the caller appends while it holds the lock of the capability. Not
 first (``traced.registry``).
 """
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 
@@ -402,6 +402,21 @@ def in_service(session: Session) -> dict[str, str]:
     for entry in sorted(entries, key=lambda entry: entry.seq):
         versions.setdefault(entry.model, entry.promotion.adapter)
     return versions
+
+
+def served_base(session: Session, model: str, fits: Callable[[str], bool] = lambda _: True) -> str:
+    """Return the base model whose adapter versions a router with this base model serves.
+
+    It is the one of this name. Where no version in service has it, the folder may have been renamed, or a server may
+    have another name for the model: then it is the base model that was in service first, of those that fit.
+
+    Args:
+        fits: Whether an adapter version belongs to the router's base model, as far as its files say.
+    """
+    versions = in_service(session)
+    if model in versions:
+        return model
+    return next((name for name, version in versions.items() if fits(version)), model)
 
 
 def serving_adapters(session: Session, model: str) -> list[str]:

@@ -69,7 +69,7 @@ def _live(state: StoreStatus, data_dir: Path, spec: str) -> list[str]:
     has_weights = read_setting(data_dir, "engine", "backend") != "openai"
     server_model = "" if has_weights else read_setting(data_dir, "engine", "model")
     name = model_name(spec or BUNDLED, server_model)
-    # As ``traced.gateway.live_versions.served_base``, which takes too long to import for this command.
+    # As ``store.repositories.promotions.served_base``, which takes too long to import for this command.
     return state.live_on(name) or state.live
 
 

@@ -25,10 +25,10 @@ from store.errors import StoreError
 from store.records import AdapterVersion, PromotionEntry, PromotionState, RouterKey
 from store.repositories.adapters import cycles_with_adapters, get_adapter, quarantined_adapters
 from store.repositories.promotions import (
-    in_service,
     last_promotion,
     live_adapters,
     newest_promotions,
+    served_base,
     serving_adapters,
     trials,
 )
@@ -319,21 +319,6 @@ class PromotionFollower:
         if self.cache is not None:
             return self.cache.location(record)
         return Path(record.path) if self.adapters_root is None else self.adapters_root / ADAPTERS / record.name
-
-
-def served_base(session: Session, model: str, fits: Callable[[str], bool] = lambda _: True) -> str:
-    """Return the base model whose adapter versions a router with this base model serves.
-
-    It is the one of this name. Where no version in service has it, the folder may have been renamed, or a server may
-    have another name for the model: then it is the base model that was in service first, of those that fit.
-
-    Args:
-        fits: Whether an adapter version belongs to the router's base model, as far as its files say.
-    """
-    versions = in_service(session)
-    if model in versions:
-        return model
-    return next((name for name, version in versions.items() if fits(version)), model)
 
 
 def _trial_position(challenger: str, conversation_id: str) -> float:

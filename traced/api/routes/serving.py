@@ -14,7 +14,7 @@ from store.database import read_session
 from store.records import ConversationRoute, PromotionEntry, PromotionState
 from store.repositories import promotions
 from store.repositories.adapters import cycles_with_adapters, get_adapter
-from store.repositories.promotions import live_adapters
+from store.repositories.promotions import live_adapters, served_base
 from store.repositories.routers import compositions
 from store.repositories.serving import count_trial_conversations
 from store.repositories.traffic import Conversation, ModelActivity, RecentTraffic, get_conversation, recent_traffic
@@ -38,7 +38,6 @@ from traced.client.serving import (
 )
 from traced.config.cycle_sections import PromotionSection
 from traced.gateway.canaries import strata
-from traced.gateway.live_versions import served_base
 from traced.gateway.spool_status import read_spool_status
 from traced.inference.adapter_base import known_base_digest
 from traced.inference.client import BASE
