@@ -18,10 +18,9 @@ from store.records import (
     RunState,
     TrainingRun,
 )
-from store.repositories import adapters, cycles, environments, promotions
+from store.repositories import adapters, cycles, environments, gates
 from store.repositories import adapters as training
 from store.repositories import capabilities as analysis
-from store.repositories import promotions as gates
 from store.types import Capability, GateAnswer, GateResult, PairedDifference
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
@@ -51,4 +50,4 @@ def save_versions(store: Engine, paths: Mapping[tuple[str, int], Path]) -> None:
             version = AdapterVersion(name, skill, number, str(path.absolute()), files, "c1", "r1", HASH, START)
             adapters.save_adapter(session, version)
             gates.save_gate(session, GateResult(name, GateAnswer.PASS, [difference], 2), cycle_id="c1", at=START)
-            promotions.save_approval(session, Approval(name, Decision.APPROVED, ACTOR, START, ""))
+            gates.save_approval(session, Approval(name, Decision.APPROVED, ACTOR, START, ""))

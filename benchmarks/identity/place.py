@@ -36,7 +36,7 @@ from store.records import (
     RunState,
     TrainingRun,
 )
-from store.repositories import adapters, capabilities, cycles, environments, promotions, serving
+from store.repositories import adapters, capabilities, cycles, environments, gates, promotions, serving
 from store.service_tables import ConversationRow, ExchangeRow, FeedbackRow
 from store.tables import TrajectoryRow
 from store.types import Capability, GateAnswer, GateResult
@@ -195,8 +195,8 @@ def _prepare(store: Engine, data_dir: Path, key_names: Sequence[str]) -> dict[st
         files = {"adapter_model.safetensors": digest}
         version = AdapterVersion(CANARY, skill, 1, str(folder), files, "c1", "r1", digest, START)
         adapters.save_adapter(session, version)
-        promotions.save_gate(session, GateResult(CANARY, GateAnswer.PASS, [], 1), cycle_id="c1", at=START)
-        promotions.save_approval(session, Approval(CANARY, Decision.APPROVED, ACTOR, START, ""))
+        gates.save_gate(session, GateResult(CANARY, GateAnswer.PASS, [], 1), cycle_id="c1", at=START)
+        gates.save_approval(session, Approval(CANARY, Decision.APPROVED, ACTOR, START, ""))
         trial = Promotion(CANARY, PromotionState.CANARY, ACTOR, datetime.now(UTC), share=CANARY_SHARE)
         promotions.put_on_trial(session, trial)
         for name, key in keys.items():

@@ -37,9 +37,8 @@ from store.records import (
     StageState,
     TrainingRun,
 )
-from store.repositories import adapters, capabilities, cycles, environments, promotions, serving
+from store.repositories import adapters, capabilities, cycles, environments, gates, promotions, serving
 from store.repositories import adapters as training
-from store.repositories import promotions as gates
 from store.repositories import serving as routing
 from store.repositories.events import save_event
 from store.repositories.trajectories import save_trajectories
@@ -199,7 +198,7 @@ def seed_store(
         _played_in_environment(session, waiting, names[2], environment_hashes["policy-checks"])
         for name, decision in ((live, Decision.APPROVED), (rejected, Decision.REJECTED), (canary, Decision.APPROVED)):
             reason = "too little for what it costs" if decision is Decision.REJECTED else "reads well"
-            promotions.save_approval(session, Approval(name, decision, "ada", at - 0.4 * DAY, reason))
+            gates.save_approval(session, Approval(name, decision, "ada", at - 0.4 * DAY, reason))
         promotions.promote(session, live, actor="ada", at=at - 0.4 * DAY)
         promotions.put_on_trial(session, Promotion(canary, PromotionState.CANARY, "ada", at - 0.38 * DAY, share=0.05))
         promotions.put_on_trial(session, Promotion(canary, PromotionState.CANARY, "ada", at - 0.3 * DAY, share=0.25))

@@ -23,8 +23,9 @@ from store.repositories.adapters import get_adapter, get_training_run, list_iter
 from store.repositories.capabilities import get_capability, list_findings, list_labels
 from store.repositories.cycles import HANDOVER, get_cycle, list_stage_events
 from store.repositories.environments import get_environment, list_admissions, list_origins
+from store.repositories.gates import list_approvals, list_gates
 from store.repositories.llm_replies import list_citations, list_faults
-from store.repositories.promotions import list_approvals, list_gates, list_promotions
+from store.repositories.promotions import list_promotions
 from store.repositories.serving import answering_models, count_routed
 from store.repositories.traffic import ModelTraffic, model_traffic
 from store.repositories.trajectories import TrajectoryFilter, get_trajectories, message_lengths

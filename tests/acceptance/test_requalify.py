@@ -9,7 +9,8 @@ from store.database import open_store, read_session, sqlite_url, write_session
 from store.records import Approval, Decision
 from store.repositories.cycles import list_stage_events
 from store.repositories.environments import list_environments
-from store.repositories.promotions import promote, save_approval, serving_adapters
+from store.repositories.gates import save_approval
+from store.repositories.promotions import promote, serving_adapters
 from store.repositories.trajectories import TrajectoryFilter, list_trajectories
 from tests.acceptance.conftest import Traced
 from tests.integration.test_routing import ADAPTER, LAMP_SHOP, save_cycle

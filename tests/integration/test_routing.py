@@ -21,7 +21,7 @@ from store.database import open_store, write_session
 from store.records import AdapterVersion, Cycle, CycleState, EnvironmentRecord, RunState, StageState, TrainingRun
 from store.repositories import adapters, capabilities, cycles, environments
 from store.repositories import adapters as training
-from store.repositories.promotions import save_gate
+from store.repositories.gates import save_gate
 from store.repositories.routers import save_composition
 from store.repositories.serving import list_routing
 from store.repositories.trajectories import save_trajectories

@@ -28,9 +28,8 @@ from store.records import (
     StageState,
     TrainingRun,
 )
-from store.repositories import adapters, attempts, capabilities, cycles, environments, leases, promotions
+from store.repositories import adapters, attempts, capabilities, cycles, environments, gates, leases, promotions
 from store.repositories import adapters as training
-from store.repositories import promotions as gates
 from store.repositories.events import save_event
 from store.repositories.serving import save_routing
 from store.repositories.trajectories import save_trajectories
@@ -68,7 +67,7 @@ def place(tmp_path: Path) -> Iterator[Place]:
     with write_session(store) as session:
         _evidence(session)
         _adapter(session, tmp_path, "r1")
-        promotions.save_approval(session, approval())
+        gates.save_approval(session, approval())
         promotions.promote(session, f"{NAME}@v1", actor="Ada", at=later(8))
         attempt = attempts.begin_attempt(session, "c1", KEY, holder="h", at=T0)
         attempts.end_attempt(session, attempt.seq, attempts.AttemptState.FINISHED, at=T0, evidence={})
@@ -158,7 +157,7 @@ def _second_admission(session: Session) -> None:
 
 
 def _second_approval(session: Session) -> None:
-    promotions.save_approval(session, approval(seconds=70))
+    gates.save_approval(session, approval(seconds=70))
 
 
 def _second_trajectory(session: Session) -> None:

@@ -23,8 +23,9 @@ from store.records import Cycle
 from store.repositories.adapters import list_adapters, quarantined_adapters
 from store.repositories.attempts import blocked_attempts, count_attempts_on_quarantined, list_quarantined
 from store.repositories.cycles import list_cycles, list_stage_events
+from store.repositories.gates import latest_answers, latest_decisions
 from store.repositories.llm_replies import StageCost, stage_costs
-from store.repositories.promotions import base_models, latest_answers, latest_decisions, live_adapters, trials
+from store.repositories.promotions import base_models, live_adapters, trials
 from store.repositories.serving import count_routed
 from store.status import RouterStatus, router_status
 from store.types import awaits_decision

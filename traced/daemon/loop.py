@@ -40,7 +40,7 @@ from store.repositories.cycles import (
     set_cycle_state,
 )
 from store.repositories.events import save_event
-from store.repositories.promotions import awaiting_decision, latest_gate
+from store.repositories.gates import awaiting_decision, latest_gate
 from traced.client.models import ACTIVITY, PROGRESS, WAITS
 from traced.config.logs import bind_ids
 from traced.config.settings import (

@@ -24,7 +24,7 @@ from store.repositories.adapters import adapters_of_runs, list_training_runs
 from store.repositories.capabilities import list_labels
 from store.repositories.cycles import WATCH, get_cycle, list_cycles, list_stage_events
 from store.repositories.evidence import INCUMBENT
-from store.repositories.promotions import latest_gate
+from store.repositories.gates import latest_gate
 from store.repositories.serving import answering_models
 from store.types import GateAnswer, Outcome, Trajectory
 from traced.core.errors import CapabilityError

@@ -23,7 +23,7 @@ from store.repositories.adapters import get_adapter
 from store.repositories.capabilities import get_capability, is_labelled_by_model
 from store.repositories.cycles import get_cycle
 from store.repositories.environments import get_environment
-from store.repositories.promotions import latest_gate, save_gate
+from store.repositories.gates import latest_gate, save_gate
 from store.types import GateAnswer, GateResult, Label, Outcome, PairedDifference, Trajectory
 from traced.core.errors import CapabilityError, GateError, StageError
 from traced.evaluation.figures import gate_remark, points

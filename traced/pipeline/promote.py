@@ -15,14 +15,8 @@ from sqlmodel import Session
 from store.records import Decision, StageState
 from store.repositories.adapters import quarantined_adapters
 from store.repositories.cycles import get_cycle, list_stage_events
-from store.repositories.promotions import (
-    awaiting_decision,
-    latest_approval,
-    latest_decisions,
-    live_adapters,
-    newest_promotions,
-    read_adapter_state,
-)
+from store.repositories.gates import awaiting_decision, latest_approval, latest_decisions
+from store.repositories.promotions import live_adapters, newest_promotions, read_adapter_state
 from store.types import GateAnswer
 from traced.pipeline.context import Context
 from traced.pipeline.handover import find_handover

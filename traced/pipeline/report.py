@@ -14,8 +14,9 @@ from store.repositories.adapters import list_adapters, list_iterations, list_tra
 from store.repositories.capabilities import count_labelled
 from store.repositories.cycles import get_cycle, list_stage_events, lock_cycle, set_cycle_state
 from store.repositories.events import save_event
+from store.repositories.gates import latest_gate
 from store.repositories.llm_replies import list_patches
-from store.repositories.promotions import latest_gate, list_promotions
+from store.repositories.promotions import list_promotions
 from store.repositories.routers import compositions
 from store.repositories.serving import list_routing
 from store.repositories.trajectories import TrajectoryFilter, list_trajectories

@@ -31,7 +31,8 @@ from sqlalchemy import Engine
 from store.database import read_session
 from store.records import AdapterVersion, PromotionState
 from store.repositories.adapters import get_adapter
-from store.repositories.promotions import ON_TRIAL, latest_answers, newest_promotions
+from store.repositories.gates import latest_answers
+from store.repositories.promotions import ON_TRIAL, newest_promotions
 from store.types import GateAnswer
 from traced.core.errors import PromotionError, TracedError
 from traced.core.files import publish_folder

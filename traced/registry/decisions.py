@@ -36,6 +36,7 @@ from store.records import (
 from store.repositories import attempts
 from store.repositories.cycles import ENDED_STATES, get_cycle, list_stage_events, set_cycle_state
 from store.repositories.events import newest_audit_entries, save_audit, save_event
+from store.repositories.gates import latest_decisions
 from store.repositories.llm_replies import list_patches, lock_patch
 from store.repositories.promotions import (
     ON_TRIAL,
@@ -44,7 +45,6 @@ from store.repositories.promotions import (
     Change,
     in_service,
     last_change,
-    latest_decisions,
     live_adapters,
     newest_promotions,
     read_adapter_state,

@@ -15,9 +15,8 @@ from sqlalchemy import Engine
 
 from store.database import open_store, read_session, sqlite_url, write_session
 from store.records import Exchange, Promotion, PromotionState
-from store.repositories import adapters, promotions, serving
+from store.repositories import adapters, gates, promotions, serving
 from store.repositories import adapters as training
-from store.repositories import promotions as gates
 from store.repositories.trajectories import TrajectoryFilter, list_trajectories
 from store.types import GateAnswer, Trajectory
 from tests.integration.gateway.upstream import Upstream, upstreams
@@ -58,13 +57,13 @@ class RunningGateway:
     def promote(self, name: str) -> None:
         """Put a version live."""
         with write_session(self.store) as session:
-            promotions.save_approval(session, chain.approval(name))
+            gates.save_approval(session, chain.approval(name))
             promotions.promote(session, name, actor="Ada", at=datetime.now(UTC))
 
     def begin(self, name: str, policy: Policy, share: float = 0.5) -> None:
         """Put a version on trial, as a person who approves it does."""
         with write_session(self.store) as session:
-            promotions.save_approval(session, chain.approval(name))
+            gates.save_approval(session, chain.approval(name))
             promotion = Promotion(name, PromotionState(policy), "Ada", chain.later(8))
             promotions.put_on_trial(session, replace(promotion, share=share if policy == "canary" else None))
 

@@ -29,7 +29,7 @@ from store.repositories.capabilities import save_capabilities
 from store.repositories.cycles import get_cycle, save_stage_event, set_cycle_state
 from store.repositories.environments import save_environment
 from store.repositories.events import save_event
-from store.repositories.promotions import save_gate
+from store.repositories.gates import save_gate
 from store.types import Capability, GateAnswer, GateResult, PairedDifference
 from tests.unit.store.chain import T0
 from traced.core.errors import CapabilityError

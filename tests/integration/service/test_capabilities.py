@@ -19,9 +19,8 @@ from store.records import (
     RunState,
     TrainingRun,
 )
-from store.repositories import adapters, capabilities, cycles, environments, promotions
+from store.repositories import adapters, capabilities, cycles, environments, gates, promotions
 from store.repositories import adapters as training
-from store.repositories import promotions as gates
 from store.repositories.trajectories import save_trajectories
 from store.types import AdmissionReport, Capability, GateAnswer, GateResult, Label, Message, Outcome, Verdict
 from tests.integration.service.api_server import expect_refusal, serve_api
@@ -167,10 +166,10 @@ async def test_the_word_follows_the_way_of_a_capability(control: Control, store:
         ),
         lambda session: gates.save_gate(session, GateResult(name, GateAnswer.FAIL, [], 1), cycle_id="c2", at=T0),
         lambda session: gates.save_gate(session, GateResult(name, GateAnswer.PASS, [], 1), cycle_id="c2", at=T0),
-        lambda session: promotions.save_approval(session, approval(name, Decision.APPROVED)),
+        lambda session: gates.save_approval(session, approval(name, Decision.APPROVED)),
         lambda session: promotions.promote(session, name, actor="ada", at=later(8)),
         lambda session: promotions.roll_back(session, name, actor="ada", at=later(9)),
-        lambda session: promotions.save_approval(session, approval(name, Decision.REJECTED, 10)),
+        lambda session: gates.save_approval(session, approval(name, Decision.REJECTED, 10)),
     ]
 
     async def follow(client: Client) -> list[tuple[str, str]]:

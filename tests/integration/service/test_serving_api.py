@@ -10,7 +10,7 @@ from sqlalchemy import Engine
 
 from store.database import write_session
 from store.records import ConversationRoute, Exchange, Feedback, Promotion, PromotionState
-from store.repositories import adapters, promotions, serving
+from store.repositories import adapters, gates, promotions, serving
 from tests.integration.gateway.place import running_gateway
 from tests.integration.service.api_server import READER, expect_refusal, on_tcp, serve_api
 from tests.unit.store.chain import T0, adapter, approval, later
@@ -47,7 +47,7 @@ def begin_canary(store: Engine, *shares: float) -> list[int]:
     """Put version 2 on trial beside the live version 1 and return the numbers of its promotion entries."""
     with write_session(store) as session:
         adapters.save_adapter(session, adapter(2))
-        promotions.save_approval(session, approval(V2))
+        gates.save_approval(session, approval(V2))
         for share in shares:
             canary = Promotion(V2, PromotionState.CANARY, "Ada", NOW - timedelta(hours=1), "try it", share=share)
             promotions.put_on_trial(session, canary)

@@ -10,7 +10,7 @@ from benchmarks.seeded import seed_store
 from store.database import open_store, write_session
 from store.errors import StoreError
 from store.repositories.events import list_audit
-from store.repositories.promotions import list_approvals
+from store.repositories.gates import list_approvals
 from tests.integration.conftest import SEEDED_AT
 from traced.core.errors import TracedError
 from traced.registry import decisions

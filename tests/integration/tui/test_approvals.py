@@ -14,7 +14,7 @@ from benchmarks.seeded import Seeded
 from store.database import open_store, sqlite_url, write_session
 from store.records import Event
 from store.repositories.events import save_event
-from store.repositories.promotions import latest_approval, latest_gate, save_gate
+from store.repositories.gates import latest_approval, latest_gate, save_gate
 from store.repositories.trajectories import save_trajectories
 from store.tables import CapabilityRow
 from store.types import GateAnswer, Turn

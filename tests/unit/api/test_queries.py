@@ -15,7 +15,7 @@ from store.records import CycleState, Decision
 from store.repositories.adapters import save_adapter
 from store.repositories.attempts import InputKey, QuarantinedInput, begin_attempt, quarantine, release_quarantined
 from store.repositories.cycles import get_cycle, save_cycle, set_cycle_state
-from store.repositories.promotions import gate_pairs, latest_approval, latest_gate, save_approval, save_gate
+from store.repositories.gates import gate_pairs, latest_approval, latest_gate, save_approval, save_gate
 from store.repositories.trajectories import TrajectoryFilter, iterate_trajectories, save_trajectories
 from tests.unit.store.chain import CYCLE, GATE, T0, adapter, approval, later, save_chain, trajectory
 from traced.api.queries import _Ready, adapters, cycle_view, quarantined_inputs, waiting

@@ -8,7 +8,7 @@ from sqlmodel import Session
 
 from store.database import open_store, write_session
 from store.records import ConversationRoute, Exchange, Feedback, Promotion, PromotionState
-from store.repositories import adapters, promotions, serving
+from store.repositories import adapters, gates, promotions, serving
 from store.repositories.trajectories import save_trajectories
 from store.types import Outcome
 from tests.unit.store.chain import T0, adapter, approval, later, save_chain, trajectory
@@ -26,7 +26,7 @@ def session() -> Iterator[Session]:
     with write_session(engine) as session:
         save_chain(session)
         adapters.save_adapter(session, adapter(2))
-        promotions.save_approval(session, approval(CANARY))
+        gates.save_approval(session, approval(CANARY))
         yield session
     engine.dispose()
 

@@ -10,7 +10,7 @@ from sqlalchemy import Engine
 
 from store.database import open_store, sqlite_url, write_session
 from store.records import Promotion, PromotionState
-from store.repositories import adapters, capabilities, cycles, promotions
+from store.repositories import adapters, capabilities, cycles, gates, promotions
 from store.repositories import adapters as training
 from store.repositories.routers import save_composition, save_fitted_router
 from store.types import GateAnswer, PairedDifference
@@ -49,7 +49,7 @@ def store(tmp_path: Path) -> Iterator[Engine]:
 
 def promote(store: Engine, name: str) -> None:
     with write_session(store) as session:
-        promotions.save_approval(session, chain.approval(name))
+        gates.save_approval(session, chain.approval(name))
         promotions.promote(session, name, actor="Ada", at=chain.later(70))
 
 
@@ -219,7 +219,7 @@ async def test_a_trial_pauses_while_one_of_its_sides_is_in_quarantine(
     if control is not None:
         promote(store, control)
     with write_session(store) as session:
-        promotions.save_approval(session, chain.approval(challenger))
+        gates.save_approval(session, chain.approval(challenger))
         canary = Promotion(challenger, PromotionState.CANARY, "Ada", chain.later(72), share=1.0)
         promotions.put_on_trial(session, canary)
     follower = PromotionFollower(store, Pool([], 8), tmp_path, lambda: chain.later(80), 3600.0, chain.CYCLE.model)
@@ -283,7 +283,7 @@ async def test_a_merged_version_is_tried_on_all_conversations(store: Engine, tmp
     save_merged(store)
     promote(store, DATES)
     with write_session(store) as session:
-        promotions.save_approval(session, chain.approval(MERGED))
+        gates.save_approval(session, chain.approval(MERGED))
         canary = Promotion(MERGED, PromotionState.CANARY, "Ada", chain.later(72), share=0.5)
         promotions.put_on_trial(session, canary)
     follower = PromotionFollower(store, Pool([], 8), tmp_path, lambda: chain.later(80), 3600.0, chain.CYCLE.model)

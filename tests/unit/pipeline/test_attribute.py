@@ -13,7 +13,8 @@ from store.records import AdapterVersion, Cycle, CycleState, Finding, RunState, 
 from store.repositories.adapters import save_adapter, save_training_run, set_training_state
 from store.repositories.capabilities import save_capabilities, save_findings, save_labels
 from store.repositories.cycles import fallen_versions, list_stage_events, save_cycle, save_stage_event
-from store.repositories.promotions import read_adapter_state, save_gate
+from store.repositories.gates import save_gate
+from store.repositories.promotions import read_adapter_state
 from store.types import GateAnswer, GateResult, Label, Outcome, Verdict
 from tests.unit.pipeline.contexts import context_with_chain
 from tests.unit.store.chain import CAPABILITY, HASH, later

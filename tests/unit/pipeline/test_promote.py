@@ -10,7 +10,7 @@ from rich.console import Console
 
 from store.database import open_store, sqlite_url, write_session
 from store.records import Approval, Cycle, CycleState, Decision
-from store.repositories import adapters, capabilities, cycles, promotions
+from store.repositories import adapters, capabilities, cycles, gates, promotions
 from store.types import Capability
 from tests.desk import DESK
 from tests.unit.registry.chain import START, hour, seed_adapter, seed_cycle
@@ -38,7 +38,7 @@ def context(tmp_path: Path) -> Iterator[Context]:
             capabilities.save_capabilities(session, cycle, [Capability(capability, *"tdwel")])
             engine = adapters.get_adapter(session, OWN_ADAPTERS)
             adapters.save_adapter(session, replace(engine, name=name, capability=capability, cycle_id=cycle))
-            promotions.save_approval(session, Approval(name, Decision.APPROVED, "ann", hour(2)))
+            gates.save_approval(session, Approval(name, Decision.APPROVED, "ann", hour(2)))
             promotions.promote(session, name, actor="ann", at=hour(3))
     progress = Progress(Console(file=StringIO()))
     yield Context(load_settings(tmp_path), store, DESK, ModelFiles("m", tmp_path), "c1", progress, Meter())
@@ -77,7 +77,7 @@ async def test_an_adapter_is_uploaded_before_it_takes_traffic(context: Context, 
 
     if actor == "stage":
         with write_session(context.store) as session:
-            promotions.save_approval(session, Approval(OWN_ADAPTERS, Decision.APPROVED, "ann", hour(4)))
+            gates.save_approval(session, Approval(OWN_ADAPTERS, Decision.APPROVED, "ann", hour(4)))
     bucket.touch()  # no folder
     with pytest.raises(PromotionError, match="the object store"):
         await take_traffic()

@@ -15,14 +15,8 @@ from store.repositories.capabilities import list_capabilities, list_labels
 from store.repositories.cycles import HANDOVER, list_stage_events, save_cycle
 from store.repositories.environments import get_environment, save_admission
 from store.repositories.evidence import evidence_chain
-from store.repositories.promotions import (
-    latest_approval,
-    read_adapter_state,
-    roll_back,
-    save_approval,
-    save_gate,
-    serving_adapters,
-)
+from store.repositories.gates import latest_approval, save_approval, save_gate
+from store.repositories.promotions import read_adapter_state, roll_back, serving_adapters
 from store.repositories.trajectories import save_trajectories
 from store.types import AdmissionReport, Check, GateAnswer, Outcome, Trajectory, Verdict
 from tests.unit.pipeline.contexts import context_with_chain

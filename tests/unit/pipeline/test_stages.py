@@ -13,7 +13,7 @@ from store.records import RunState
 from store.repositories.adapters import get_training_run, quarantined_adapters
 from store.repositories.capabilities import save_capabilities, save_labels
 from store.repositories.cycles import list_stage_events
-from store.repositories.promotions import list_gates
+from store.repositories.gates import list_gates
 from store.types import GateAnswer, GateResult, Label, Verdict
 from tests.unit.pipeline.contexts import context_with_chain
 from tests.unit.registry.tampering import replace_weights

@@ -20,7 +20,7 @@ from store.repositories.adapters import save_adapter, save_iterations, save_trai
 from store.repositories.capabilities import save_capabilities, save_findings, save_labels
 from store.repositories.cycles import save_cycle
 from store.repositories.environments import save_admission, save_environment
-from store.repositories.promotions import save_gate
+from store.repositories.gates import save_gate
 from store.repositories.trajectories import save_trajectories
 from store.types import (
     AdmissionReport,

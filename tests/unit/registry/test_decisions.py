@@ -18,15 +18,9 @@ from store.repositories.attempts import InputKey, QuarantinedInput, begin_attemp
 from store.repositories.capabilities import get_capability, save_capabilities
 from store.repositories.cycles import get_cycle, list_cycles, save_cycle, save_stage_event, set_cycle_state
 from store.repositories.events import list_audit, list_events
+from store.repositories.gates import save_approval, save_gate
 from store.repositories.llm_replies import save_patch
-from store.repositories.promotions import (
-    live_adapters,
-    promote,
-    read_adapter_state,
-    save_approval,
-    save_changes,
-    save_gate,
-)
+from store.repositories.promotions import live_adapters, promote, read_adapter_state, save_changes
 from store.tables import AdapterRow
 from store.types import GateAnswer, GateResult
 from tests.unit.registry.chain import CAPABILITY, hour, seed_adapter, seed_cycle

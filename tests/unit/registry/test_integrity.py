@@ -16,14 +16,8 @@ from store.errors import NotApproved
 from store.records import Approval, Decision, Promotion, PromotionState
 from store.repositories.adapters import begin_quarantine, get_adapter, quarantined_adapters
 from store.repositories.events import due_notices, list_audit, list_events
-from store.repositories.promotions import (
-    list_approvals,
-    live_adapters,
-    promote,
-    put_on_trial,
-    save_approval,
-    serving_adapters,
-)
+from store.repositories.gates import list_approvals, save_approval
+from store.repositories.promotions import live_adapters, promote, put_on_trial, serving_adapters
 from tests.unit.registry.chain import ENVIRONMENT, hour, publish_adapter, seed_adapter, seed_cycle
 from tests.unit.registry.tampering import WEIGHTS, replace_weights
 from traced.config.settings import load_settings

@@ -7,13 +7,8 @@ from sqlmodel import Session
 from store.database import open_store, write_session
 from store.errors import NotFound
 from store.records import Approval, Decision
-from store.repositories.promotions import (
-    awaiting_decision,
-    list_approvals,
-    live_adapters,
-    read_adapter_state,
-    save_approval,
-)
+from store.repositories.gates import awaiting_decision, list_approvals, save_approval
+from store.repositories.promotions import live_adapters, read_adapter_state
 from store.types import GateAnswer
 from tests.unit.registry.chain import hour, seed_adapter, seed_cycle
 from traced.core.errors import PromotionError

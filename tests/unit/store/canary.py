@@ -3,7 +3,7 @@
 from sqlmodel import Session
 
 from store.records import ConversationRoute, Exchange, Feedback, Promotion, PromotionState
-from store.repositories import adapters, promotions, serving
+from store.repositories import adapters, gates, promotions, serving
 from store.repositories.trajectories import save_trajectories
 from store.types import Outcome
 from tests.unit.store.chain import T0, adapter, approval, later, save_chain, trajectory
@@ -21,7 +21,7 @@ def save_versions(session: Session) -> None:
     """Save the live version and an approved one."""
     save_chain(session)
     adapters.save_adapter(session, adapter(2))
-    promotions.save_approval(session, approval(CANARY))
+    gates.save_approval(session, approval(CANARY))
 
 
 def save_trial(session: Session) -> None:

@@ -31,9 +31,18 @@ from store.records import (
     StoredResponse,
     TrainingRun,
 )
-from store.repositories import adapters, capabilities, cycles, environments, llm_replies, promotions, routers, serving
+from store.repositories import (
+    adapters,
+    capabilities,
+    cycles,
+    environments,
+    gates,
+    llm_replies,
+    promotions,
+    routers,
+    serving,
+)
 from store.repositories import adapters as training
-from store.repositories import promotions as gates
 from store.repositories import serving as routing
 from store.repositories.responses import save_responses
 from store.repositories.trajectories import save_trajectories
@@ -183,7 +192,7 @@ def save_chain(session: Session) -> None:
     training.set_training_state(session, "r1", RunState.FINISHED, at=later(5), rollouts=64)
     adapters.save_adapter(session, adapter())
     gates.save_gate(session, GATE, cycle_id="c1", at=later(6))
-    promotions.save_approval(session, approval())
+    gates.save_approval(session, approval())
     promotions.promote(session, "date-reasoning@v1", actor="Ada", at=later(8))
     save_trajectories(session, [trajectory("t3", Outcome.SUCCESS, model="date-reasoning@v1", split="test")])
     routing.save_routing(session, [RoutingChoice("t3", "date-reasoning@v1", {"A": -0.1, "B": -2.5}, 0.01)])

@@ -8,18 +8,15 @@ from store.records import Decision, Promotion, PromotionState
 from store.repositories.adapters import save_adapter
 from store.repositories.capabilities import save_capabilities
 from store.repositories.cycles import save_cycle
+from store.repositories.gates import latest_approval, list_approvals, list_gates, save_approval
 from store.repositories.promotions import (
     canary_shares,
     in_service,
-    latest_approval,
-    list_approvals,
-    list_gates,
     list_promotions,
     live_adapters,
     promote,
     put_on_trial,
     roll_back,
-    save_approval,
     serving_adapters,
     trials,
 )

@@ -10,7 +10,7 @@ from sqlalchemy import Engine, event
 
 from store.database import open_store, read_session, sqlite_url, write_session
 from store.records import ConversationRoute, Exchange, Feedback
-from store.repositories import adapters, promotions, serving
+from store.repositories import adapters, gates, promotions, serving
 from store.repositories import traffic as module
 from store.repositories.cycles import save_cycle
 from store.repositories.traffic import get_conversation, list_routes, recent_traffic
@@ -148,7 +148,7 @@ def test_a_rollback_restores_the_rollback_target(store: Engine) -> None:
         for version in (2, 3):
             version_record = adapter(version)
             adapters.save_adapter(session, version_record)
-            promotions.save_approval(session, approval(version_record.name, seconds=20 + version))
+            gates.save_approval(session, approval(version_record.name, seconds=20 + version))
             promotions.promote(session, version_record.name, actor="Ada", at=later(30 + version))
     left = []
     for _ in range(3):

@@ -9,7 +9,7 @@ from sqlmodel import Session
 
 from store.errors import NotFound, StoreConflict
 from store.records import CycleState, EnvironmentRecord, IterationMetrics, RunState, StageEvent, StageState
-from store.repositories import adapters, capabilities, cycles, environments, promotions, serving
+from store.repositories import adapters, capabilities, cycles, environments, gates, serving
 from store.repositories import adapters as training
 from store.types import GateAnswer, Label, Verdict
 from tests.unit.store.chain import (
@@ -37,7 +37,7 @@ def test_saving_the_whole_chain_twice_adds_no_row(db: Session) -> None:
     assert len(cycles.list_stage_events(db, "c1")) == 1
     assert len(capabilities.list_labels(db, "c1")) == 4
     assert len(environments.list_admissions(db, HASH)) == 1
-    assert len(promotions.list_gates(db, "date-reasoning@v1")) == 1
+    assert len(gates.list_gates(db, "date-reasoning@v1")) == 1
     assert serving.count_routed(db) == {"date-reasoning@v1": 1}
 
 
@@ -188,13 +188,13 @@ def test_adapters_are_listed_by_number(db: Session) -> None:
 
 
 def test_the_newest_gate_counts(db: Session) -> None:
-    [first] = promotions.list_gates(db, "date-reasoning@v1")
+    [first] = gates.list_gates(db, "date-reasoning@v1")
     assert (first.result, first.cycle_id, first.at) == (GATE, "c1", later(6))
-    promotions.save_gate(db, replace(GATE, answer=GateAnswer.FAIL), cycle_id="c1", at=later(60))
-    gate = promotions.latest_gate(db, "date-reasoning@v1")
+    gates.save_gate(db, replace(GATE, answer=GateAnswer.FAIL), cycle_id="c1", at=later(60))
+    gate = gates.latest_gate(db, "date-reasoning@v1")
     assert gate is not None
     assert gate.result.answer is GateAnswer.FAIL
-    assert promotions.latest_gate(db, "other@v1") is None
+    assert gates.latest_gate(db, "other@v1") is None
 
 
 def test_routing_of_a_cycle(db: Session) -> None:

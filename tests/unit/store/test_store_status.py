@@ -16,8 +16,7 @@ from sqlmodel import Session
 from store.database import open_store, read_session, sqlite_url, write_session
 from store.errors import NotApproved, NotLive, StoreUnavailable, StoreVersionError
 from store.records import AuditEntry, CycleState, Decision, RoutingChoice, StageEvent, StageState
-from store.repositories import adapters, attempts, cycles, llm_replies, promotions, serving
-from store.repositories import promotions as gates
+from store.repositories import adapters, attempts, cycles, gates, llm_replies, promotions, serving
 from store.repositories.adapters import save_training_run
 from store.repositories.attempts import AttemptState, InputKey
 from store.repositories.cycles import (
@@ -73,7 +72,7 @@ def repository_view(db: Session) -> tuple[list[tuple[object, ...]], list[tuple[o
     versions: list[tuple[object, ...]] = []
     traffic = serving.count_routed(db)
     for version in adapters.list_adapters(db):
-        gate, approval = gates.latest_gate(db, version.name), promotions.latest_approval(db, version.name)
+        gate, approval = gates.latest_gate(db, version.name), gates.latest_approval(db, version.name)
         answer, decision = gate.result.answer.value if gate else "none", approval.decision.value if approval else "none"
         versions.append((version.name, answer, decision, version.name in live, traffic.get(version.name, 0)))
     return rows, versions, live
@@ -117,8 +116,8 @@ ACTIONS: list[Action] = [
     lambda db, name, at: gates.save_gate(
         db, replace(GATE, adapter=name, answer=GateAnswer.FAIL), cycle_id="c1", at=later(at)
     ),
-    lambda db, name, at: promotions.save_approval(db, approval(name, seconds=at)),
-    lambda db, name, at: promotions.save_approval(db, approval(name, Decision.REJECTED, at)),
+    lambda db, name, at: gates.save_approval(db, approval(name, seconds=at)),
+    lambda db, name, at: gates.save_approval(db, approval(name, Decision.REJECTED, at)),
     lambda db, name, at: promotions.promote(db, name, actor="Ada", at=later(at)),
     lambda db, name, at: promotions.roll_back(db, name, actor="Ada", at=later(at)),
 ]

@@ -17,17 +17,15 @@ from store.repositories.capabilities import get_capability, list_findings, list_
 from store.repositories.cycles import get_cycle
 from store.repositories.environments import get_environment, list_admissions
 from store.repositories.evidence import gate_lengths, gate_models
-from store.repositories.promotions import (
+from store.repositories.gates import (
     EpisodePair,
     GatedAdapter,
     gate_pairs,
     list_approvals,
     list_gated_adapters,
     list_gates,
-    live_adapters,
-    read_adapter_state,
-    trials,
 )
+from store.repositories.promotions import live_adapters, read_adapter_state, trials
 from store.repositories.trajectories import get_trajectory
 from store.text import replace_surrogates
 from store.types import Outcome
