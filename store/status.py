@@ -91,7 +91,8 @@ LEFT JOIN stage_events e ON e.seq = (
 ORDER BY c.created_at DESC, c.id DESC
 """
 ADAPTERS_SQL = """
-SELECT a.name, g.answer, d.decision, p.state, p.share, a.quarantined_at, a.quarantine_reason, c.model
+SELECT a.name, g.answer, d.decision, p.state, p.share, a.quarantined_at, a.quarantine_reason, c.model,
+    p.seq
 FROM adapters a JOIN cycles c ON c.id = a.cycle_id
 LEFT JOIN gate_results g ON g.seq = (SELECT max(seq) FROM gate_results WHERE adapter = a.name)
 LEFT JOIN approvals d ON d.seq = (SELECT max(seq) FROM approvals WHERE adapter = a.name)
@@ -242,6 +243,7 @@ class AdapterStatus:
     ended_by: str = ""  # "rolled back" or "superseded" if it took traffic before
     changed: str = ""
     model: str = ""  # the base model
+    entry: int = 0  # the number of its newest entry in the promotion log
 
     @property
     def traffic(self) -> str:
@@ -317,12 +319,14 @@ class StoreStatus:
     @property
     def live(self) -> list[str]:
         """The names of the live adapter versions that are not in quarantine, by capability."""
-        return self.live_on(None)
+        return [adapter.name for adapter in self.adapters if adapter.live and not adapter.changed]
 
-    def live_on(self, model: str | None) -> list[str]:
-        """Return the ``live`` versions of a base model (None: of all)."""
-        adapters = [adapter for adapter in self.adapters if adapter.live and not adapter.changed]
-        return [adapter.name for adapter in adapters if model in (None, adapter.model)]
+    def routed_live(self, model: str) -> list[str]:
+        """Return the ``live`` versions that routers with this base model serve (``promotions.served_base``)."""
+        in_service = [adapter for adapter in self.adapters if adapter.live or adapter.trial]
+        models = [adapter.model for adapter in sorted(in_service, key=lambda adapter: adapter.entry)]
+        base = model if model in models else models[0] if models else ""
+        return [adapter.name for adapter in self.adapters if adapter.name in self.live and adapter.model == base]
 
     @property
     def waiting(self) -> list[str]:
@@ -481,6 +485,7 @@ def _adapter(row: Any, conversations: int) -> AdapterStatus:
         ended_by=ENDINGS.get(state, ""),
         changed=(row[6] or "its files changed") if row[5] else "",
         model=row[7],
+        entry=row[8] or 0,
     )
 
 

@@ -25,6 +25,7 @@ from sandbox.docker_engine import connect
 from store.database import read_session, write_session
 from store.repositories.attempts import AttemptState
 from store.repositories.cycles import check_writable
+from store.repositories.promotions import live_adapters, served_base
 from store.service_tables import AttemptRow
 from store.tables import CycleRow, PromotionRow
 from traced.api.control import Control
@@ -139,10 +140,8 @@ class _Metrics(Collector):
         yield GaugeMetricFamily(
             "traced_waiting_adapters", "adapters with a pending decision", value=len(status.waiting)
         )
-        models = [adapter.model for adapter in status.adapters if adapter.live]
-        # As routers: those of the base model of this name, else of the one that is in service.
-        name = base_name(self.control.settings)
-        live = models.count(name) if name in models else len(models)
+        with read_session(self.control.store) as session:
+            live = len(live_adapters(session, served_base(session, base_name(self.control.settings))))
         yield GaugeMetricFamily(
             "traced_live_adapters", "adapters that take all traffic of their capability", value=live
         )

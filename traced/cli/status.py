@@ -65,12 +65,10 @@ def router_report(state: StoreStatus, data_dir: Path, overrides: Mapping[str, An
 
 
 def _live(state: StoreStatus, data_dir: Path, spec: str) -> list[str]:
-    """Return the live versions of the base model, all of them if none of its name is live."""
+    """Return the live versions that a router with the base model of the settings serves."""
     has_weights = read_setting(data_dir, "engine", "backend") != "openai"
     server_model = "" if has_weights else read_setting(data_dir, "engine", "model")
-    name = model_name(spec or BUNDLED, server_model)
-    # As ``store.repositories.promotions.served_base``, which takes too long to import for this command.
-    return state.live_on(name) or state.live
+    return state.routed_live(model_name(spec or BUNDLED, server_model))
 
 
 def router_lines(report: Mapping[str, Any]) -> Iterator[str]:

@@ -24,12 +24,11 @@ from traced.core.errors import GateError, StageError
 from traced.evaluation.figures import points
 from traced.evaluation.gate import judge_comparison
 from traced.evaluation.intervals import Pair, count_pairs, pair
-from traced.pipeline.adapter_files import serve_version
 from traced.pipeline.context import Context, RunningStage
 from traced.pipeline.episodes import player_episodes
 from traced.pipeline.gate import policy_of
 from traced.pipeline.gate_episodes import round_jobs
-from traced.pipeline.incumbent import SystemPlayer
+from traced.pipeline.incumbent import SystemPlayer, serve_composition
 from traced.pipeline.predecessor import Predecessor, predecessor_episodes, predecessor_of, split_temperature, ticker
 from traced.pipeline.routers import routers
 from traced.pipeline.watch import play_watched, watch_jobs
@@ -108,8 +107,7 @@ async def _successor(context: Context, adapters: Sequence[str]) -> SystemPlayer:
         names = [*adapters, *(name for name in live if capability_of(name) not in capabilities)]
         choice = serving_composition(read_choices(compositions(session).values()), names) if names else None
     composition = choice or (Composition(tuple(names), context.settings.routing.router) if names else Composition())
-    for name in composition.models:
-        await serve_version(context, name)
+    await serve_composition(context, composition, f"the new system ({', '.join(composition.models)})")
     routers_by_name = await routers(context, composition.routed) if composition.router else {}
     # Another composition must not find the episodes of this one.
     digest = hashlib.sha256(repr(composition).encode()).hexdigest()[:12]

@@ -160,16 +160,21 @@ async def incumbent_player(context: Context) -> Player:
     if incumbent.is_base:
         return Player(BASE)
     composition = incumbent.composition
+    await serve_composition(context, composition, incumbent.title)
+    routers_by_name = await live_routers(context, composition.routed) if composition.router else {}
+    return SystemPlayer(INCUMBENT, composition=composition, routers=routers_by_name)
+
+
+async def serve_composition(context: Context, composition: Composition, title: str) -> None:
+    """Serve the versions of a composition, which ``title`` names; raises ``StageError`` as ``incumbent_player``."""
     for name in composition.models:
         try:
             await serve_version(context, name)
         except CapabilityError as error:
             raise StageError(
-                f"{incumbent.title} can no longer answer: {error.message}",
-                hint="traced cycle cancel, then traced cycle start: a new cycle begins with what is live by then",
+                f"{title} can no longer answer: {error.message}",
+                hint="traced cycle cancel, then the same command: a new cycle begins with what is live by then",
             ) from error
-    routers_by_name = await live_routers(context, composition.routed) if composition.router else {}
-    return SystemPlayer(INCUMBENT, composition=composition, routers=routers_by_name)
 
 
 async def candidate_player(context: Context, adapter: str) -> Player:

@@ -21,14 +21,13 @@ from store.repositories.promotions import serving_adapters
 from store.repositories.trajectories import TrajectoryFilter, list_trajectories
 from store.types import Trajectory
 from traced.config.settings import Settings, with_defaults
-from traced.core.errors import CapabilityError, StageError
+from traced.core.errors import StageError
 from traced.evaluation.figures import PREDECESSOR as PREDECESSOR
 from traced.inference.model_files import model_name, resolve_model
-from traced.pipeline.adapter_files import serve_version
 from traced.pipeline.context import Context, EngineSlot, RunningStage
 from traced.pipeline.episodes import first_jobs, player_episodes
 from traced.pipeline.gate_episodes import gate_temperature, round_jobs
-from traced.pipeline.incumbent import Incumbent, SystemPlayer, current_incumbent
+from traced.pipeline.incumbent import Incumbent, SystemPlayer, current_incumbent, serve_composition
 from traced.pipeline.routers import live_routers
 from traced.pipeline.watch import play_watched, watch_jobs, watched_versions
 from traced.rollouts.episodes import EpisodeJob
@@ -36,8 +35,13 @@ from traced.routing.composition import read_composition
 from traced.routing.router_files import capability_of
 
 PLAY = "play predecessor"
-# What depends on the base model, by section.
-OF_THE_MODEL = {"engine": ("max_batch", "max_length", "max_tokens"), "collect": ("max_turns",), "routing": ("router",)}
+# What depends on the base model or its adapters, by section.
+OF_THE_MODEL = {
+    "engine": ("max_batch", "max_length", "max_tokens"),
+    "collect": ("max_turns",),
+    "routing": ("router",),
+    "training": ("lora_r",),  # an engine serves no adapters of a higher rank
+}
 
 
 @dataclass(frozen=True)
@@ -211,14 +215,7 @@ async def _old_context(context: Context, predecessor: Predecessor) -> AsyncItera
 
 async def _player(old: Context, predecessor: Predecessor) -> SystemPlayer:
     composition = predecessor.incumbent.composition
-    for name in composition.models:
-        try:
-            await serve_version(old, name)
-        except CapabilityError as error:
-            raise StageError(
-                f"{predecessor.title} can no longer answer: {error.message}",
-                hint="traced cycle cancel, then the same command: a new cycle begins with what is live by then",
-            ) from error
+    await serve_composition(old, composition, predecessor.title)
     routers_by_name = await live_routers(old, composition.routed) if composition.router else {}
     return SystemPlayer(PREDECESSOR, composition=composition, routers=routers_by_name)
 

@@ -107,6 +107,10 @@ async def _environment(context: Context, capability: str, attempt: int, stage: R
     record = stored_attempt(context, capability, attempt)
     if record is not None:
         return record
+    limit = context.settings.synthesis.max_environments
+    if context.settings.model.predecessor and attempt >= limit:
+        # The graph allows one more, for an environment that is taken over.
+        raise CapabilityError(f"none of {limit} candidate environments was admitted")
     if context.settings.synthesis.synthesizer == BUILTIN:
         return await _write_builtin(context, capability, attempt)
     return await write(context, capability, attempt, stage)

@@ -115,10 +115,12 @@ def test_without_a_live_version_there_is_nothing_to_take_over(context: Context) 
 def test_the_predecessor_plays_with_the_settings_of_its_own_base_model(context: Context) -> None:
     engine = {"max_batch": 3, "max_length": 512, "max_tokens": 64, "temperature": 0.7}
     config = {"engine": engine, "collect": {"max_turns": 5, "episodes": 9}, "routing": {"router": "labels"}}
+    config |= {"training": {"lora_r": 64, "lr": 0.5}}
     old = settings_of(context.settings, config)
     assert (old.model.spec, old.model.predecessor) == ("bundled", "")
     assert (old.engine.max_batch, old.engine.max_length, old.engine.max_tokens) == (3, 512, 64)
-    assert (old.collect.max_turns, old.routing.router) == (5, "labels")
+    assert (old.collect.max_turns, old.routing.router, old.training.lora_r) == (5, "labels", 64)
+    assert old.training.lr == context.settings.training.lr
     # Both sides are compared at one temperature.
     assert old.engine.temperature == context.settings.engine.temperature
 
@@ -195,6 +197,13 @@ async def test_the_first_environment_is_that_of_the_predecessor(
     # A capability that nobody had before has no environment to take over.
     await synthesize(context, "seats", 0)
     assert attempts == [0, 0]
+    # The one that is taken over is not counted among those that are written.
+    limit = context.settings.synthesis.max_environments
+    await synthesize(context, "date-reasoning", limit)
+    for capability, attempt in (("date-reasoning", limit + 1), ("seats", limit)):
+        with pytest.raises(CapabilityError, match=f"none of {limit} candidate environments was admitted"):
+            await synthesize(context, capability, attempt)
+    assert attempts == [0, 0, limit - 1]
 
 
 @pytest.mark.parametrize(
@@ -300,7 +309,7 @@ async def test_what_answers_on_the_new_base_model_already_takes_part(
     async def no_routers(*_: object) -> dict[str, object]:
         return {}
 
-    monkeypatch.setattr(handover_module, "serve_version", nothing)
+    monkeypatch.setattr(handover_module, "serve_composition", nothing)
     monkeypatch.setattr(handover_module, "routers", no_routers)
     monkeypatch.setattr(handover_module, "serving_adapters", lambda *_: ["seats@v1", "date-reasoning@v2"])
     player = await handover_module._successor(context, ["date-reasoning@v3"])
