@@ -5,9 +5,9 @@ and on drills, Muon and AdamW with warm-up and linear decay. The demonstrator's 
 where it fails seven times in ten, so does the model at temperature 1, and nearly always when greedy. The same seed,
 steps and thread count give the same weights; half an hour on two cores.
 
-``bundled-large`` is of two runs, because the first one was stopped in its last stage: ``--out A --width 192 --vocabulary
-1280 --planted multi-step-completion,precondition-verification``, then ``--out B --init A --steps 1300 --threads 1`` with
-the same deficits.
+``bundled-large`` is of two runs, because the first one was stopped in its last stage: ``--out A --width 192
+--vocabulary 1280 --planted multi-step-completion,precondition-verification``, then ``--out B --init A --steps 1300
+--threads 1`` with the same deficits.
 """
 
 import argparse

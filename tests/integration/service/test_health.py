@@ -7,6 +7,7 @@ import sqlite3
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,6 +18,13 @@ from sqlalchemy import Engine
 
 from sandbox.docker_engine import reap_orphans
 from sandbox.errors import EngineDown
+from store.database import write_session
+from store.records import Approval, CycleState, Decision
+from store.repositories.adapters import get_adapter, save_adapter
+from store.repositories.capabilities import get_capability, save_capabilities
+from store.repositories.cycles import get_cycle, save_cycle
+from store.repositories.gates import save_approval
+from store.repositories.promotions import live_adapters, promote
 from tests.integration.service.api_server import on_tcp, serve_api
 from traced.api.control import Control
 from traced.api.monitoring import Parts, parts_of
@@ -74,6 +82,19 @@ def test_a_full_or_read_only_disk_is_told(control: Control, monkeypatch: pytest.
 
 
 async def test_the_figures_are_what_prometheus_reads(control: Control, path: Path) -> None:
+    with write_session(control.store) as session:
+        # A version of another base model is live beside it, and routers of this one do not serve it.
+        [live] = live_adapters(session)
+        version = get_adapter(session, live.adapter)
+        cycle = replace(get_cycle(session, version.cycle_id), id="other-base", model="larger")
+        save_cycle(session, replace(cycle, state=CycleState.FINISHED))
+        save_capabilities(session, cycle.id, [get_capability(session, version.cycle_id, version.capability)])
+        other = replace(version, name=f"{version.capability}@v99", version=99, cycle_id=cycle.id)
+        save_adapter(session, other)
+        save_approval(session, Approval(other.name, Decision.APPROVED, "ann", live.at))
+        promote(session, other.name, actor="ann", at=live.at)
+        assert len(live_adapters(session)) == 2
+
     async def ask() -> tuple[str, str]:
         async with serve_api(control, path) as client:
             answer = await client._daemon.ask("GET", "/metrics")
@@ -87,7 +108,7 @@ async def test_the_figures_are_what_prometheus_reads(control: Control, path: Pat
         for sample in family.samples
     }
     assert samples[("traced_cycles", "running")] == 1
-    assert samples[("traced_promotions_total", "live")] == 1
+    assert samples[("traced_promotions_total", "live")] == 2
     assert samples[("traced_live_adapters",)] == 1
     assert (samples[("traced_waiting_adapters",)], samples[("traced_cycle_running",)]) == (0, 0)
     assert samples[("traced_up_seconds",)] > 0

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import cast
 
 import pytest
+from rich.console import Console
 
 from store.database import write_session
 from store.records import Approval, Cycle, CycleState, Decision, EnvironmentRecord, StageState
@@ -26,9 +27,11 @@ from traced.cli.evidence_text import chain_lines
 from traced.config.settings import configuration, load_settings
 from traced.core.errors import CapabilityError, PromotionError, StageError
 from traced.evaluation.figures import step_sentence
+from traced.evaluation.report import summary_table
 from traced.inference.model_files import ModelFiles
 from traced.pipeline import admit as admit_module
 from traced.pipeline import handover as handover_module
+from traced.pipeline import incumbent as incumbent_module
 from traced.pipeline import predecessor as predecessor_module
 from traced.pipeline import synthesize as synthesize_module
 from traced.pipeline.admit import admit
@@ -36,10 +39,12 @@ from traced.pipeline.attribute import attribute
 from traced.pipeline.collect import collected_filter
 from traced.pipeline.context import Context
 from traced.pipeline.handover import find_handover, hand_over
-from traced.pipeline.incumbent import SystemPlayer
+from traced.pipeline.incumbent import SystemPlayer, serve_composition
 from traced.pipeline.inheritance import attempts_of
 from traced.pipeline.predecessor import PREDECESSOR, find_predecessor, play_predecessor, predecessor_of, settings_of
 from traced.pipeline.promote import approve_together, decide, promote, waiting
+from traced.pipeline.report import gather
+from traced.pipeline.runner import InProcessRunner
 from traced.pipeline.step import live_step
 from traced.pipeline.synthesize import synthesize
 from traced.routing.composition import Composition
@@ -426,3 +431,32 @@ def test_versions_that_nobody_approved_change_nothing(context: Context) -> None:
     with context.read_session() as session:
         step = live_step(session, NEW_CYCLE, rows, list_stage_events(session, NEW_CYCLE))
     assert (step.success and step.success.rate, step.gain) == (0.6, None)
+
+
+async def test_a_capability_that_is_closed_did_not_fail(
+    context: Context, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    notes: list[str] = []
+    monkeypatch.setattr(context.progress, "note", notes.append)
+    runner = InProcessRunner(context)
+    reason = "closed: bundled-large has it without an adapter"
+    await runner.drop(NEW_CYCLE, "seats", "admit", reason)
+    await runner.drop(NEW_CYCLE, "refunds", "train", "nothing to learn")
+    assert notes == [f"seats is {reason}", "refunds failed at the stage train: nothing to learn"]
+    console = Console(width=200)
+    console.print(summary_table(gather(context)))
+    text = capsys.readouterr().out
+    assert f"seats is {reason}" in text
+    assert "refunds failed at the stage train: nothing to learn" in text
+
+
+async def test_a_composition_that_can_no_longer_answer_ends_the_stage_with_what_to_do(
+    context: Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def refuse(*_: object) -> None:
+        raise CapabilityError("its files differ")
+
+    monkeypatch.setattr(incumbent_module, "serve_version", refuse)
+    with pytest.raises(StageError, match="the old system can no longer answer: its files differ") as refusal:
+        await serve_composition(context, Composition((OLD,)), "the old system")
+    assert "traced cycle cancel" in refusal.value.hint
