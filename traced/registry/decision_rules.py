@@ -203,7 +203,7 @@ def _repeated(state: AdapterState, request: Request, changes: list[Change] | Ref
     if isinstance(request, Approve) and (text := untested_text(state, request)):
         return PromotionError(
             f"{name} is held: {text}",
-            hint=f"try it on a part of the traffic with --policy canary; to put it live at once: --tag {state.tag}",
+            hint=f"--policy canary tries it on a part of the traffic; --tag {state.tag} puts it live at once",
         )
     match request:
         case Approve():

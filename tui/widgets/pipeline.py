@@ -18,6 +18,7 @@ from tui.text import sanitize_line
 ORDER = ("collect", "analyze", "synthesize", "admit", "train", "gate", "approve", "evaluate", "report")
 # A stage that some cycles have, and the reason with which it ends if no adapter is needed.
 PROMPT, PROMPT_SUFFICES = "optimize-prompt", "a prompt is enough"
+CLOSED = "closed: "  # begins the reason with which a capability ends that a new base model has by itself
 # Stages that are shown on another stage's line.
 PARTS = {
     "play predecessor": "collect",
@@ -137,6 +138,8 @@ def _place(stage: StageView) -> tuple[str, str]:
 def _part(cycle: CycleView, stage: StageView, name: str, progress: Mapping[str, EventView]) -> Part:
     if stage.stage == PROMPT and str(stage.detail.get("reason")).startswith(PROMPT_SUFFICES):
         return Part(name, DONE, PROMPT_SUFFICES, stage.at)
+    if str(stage.detail.get("reason")).startswith(CLOSED):
+        return Part(name, DONE, sanitize_line(stage.detail["reason"], 120), stage.at)
     if stage.state == "failed":
         return Part(name, FAILED, sanitize_line(stage.detail.get("reason") or "failed", 120), stage.at)
     if stage.state != "started":

@@ -4,7 +4,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from traced.client.models import CycleView, EventView, LiveStepView
+from traced.client.models import CycleView, EventView, LiveStepView, StageView
 from tui.connection import places
 from tui.widgets.pipeline import duration, how_far, pipeline, time_left
 
@@ -85,3 +85,15 @@ def test_a_finished_cycle_shows_what_it_did_to_the_live_system() -> None:
     titles = [line.split()[0] for line in lines[-3:]]
     assert titles == ["live", "left", "handover"]
     assert pipeline(cycle_with(None), [], {}, {}, 120).plain.splitlines()[-1].split()[1] == "report"
+
+
+def test_a_capability_that_a_new_base_model_has_did_not_fail() -> None:
+    reasons = {"seats": "closed: larger has it", "dates": "none was admitted"}
+    stages = [
+        StageView(stage="admit", capability=name, state="failed", at=NOW, detail={"reason": reason})
+        for name, reason in reasons.items()
+    ]
+    cycle = cycle_with(None).model_copy(update={"stages": stages})
+    text = pipeline(cycle, [], {}, {}, 120).plain
+    assert "✓ closed: larger has it" in text
+    assert "✗ none was admitted" in text
