@@ -79,8 +79,11 @@ def chain_lines(
     yield f"{chain.adapter.name}, created {chain.adapter.created_at:%Y-%m-%d %H:%M} UTC in {chain.adapter.path}"
     cycle = chain.cycle
     yield f"cycle        {cycle.id}: target {cycle.target}, model {cycle.model}, seed {cycle.seed}, {cycle.state}"
-    yield from _trajectories(chain)
-    yield f"outcomes     {outcomes_text(sources)}"
+    if members := chain.training.config.get("members"):
+        yield f"members      {', '.join(members)}; traced explain NAME shows the evidence behind each"
+    else:
+        yield from _trajectories(chain)
+        yield f"outcomes     {outcomes_text(sources)}"
     yield f"capability   {chain.capability.name}: {chain.capability.description}"
     yield f"{INDENT}lacking: {chain.capability.lacking}"
     if chain.finding:
@@ -236,8 +239,9 @@ def _training(chain: EvidenceChain) -> Iterator[str]:
     run = chain.training
     start = run.config.get(START_VERSION, "")
     yield f"training     {run.id}: {run.state}, seed {run.seed}" + (f", began with {start}" if start else "")
-    rollouts = f"{run.rollouts} rollouts"
-    yield f"{INDENT}{f'{len(chain.iterations)} iterations, ' if chain.iterations else ''}{rollouts}"
+    if chain.iterations or run.rollouts:
+        iterations = f"{len(chain.iterations)} iterations, " if chain.iterations else ""
+        yield f"{INDENT}{iterations}{run.rollouts} rollouts"
     if run.detail:
         yield f"{INDENT}{sanitize_line(run.detail, DETAIL)}"
     yield from iteration_lines(chain.iterations)
