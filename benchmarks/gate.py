@@ -16,10 +16,16 @@ For each cell, before (three Bonferroni rounds of two-sided intervals, fixed mar
   margin; the whole gate, everything else as above, with an environment at its margin ("environment"), and with a target
   without a gain if the gate requires one ("gate");
 - loss: how often the whole gate passes if the target loses as much as it gains for the power, and everything else
-  is as there. Where the target is untested, nothing but evidence of a loss keeps such an adapter from the canary.
+  is as there. Where the target is untested, nothing but evidence of a loss keeps such an adapter from the canary;
+- overreach: how often the whole gate passes an adapter that exercises its capability in ``OVERREACH`` of the runs of
+  tasks that do not need it, and fails these; its gain on the target is that of the power. Before: regression tasks are
+  those in which no run exercised the capability, so the tasks that it spoils are none.
 
-Aims: no error above 5 % by more than three standard errors of the simulation; power >= 80 % of comparison and whole
-gate at base 0.33, 50 tasks, 4 trials, and, for +8, at base 0.9. Exit code 1 when one is missed.
+Cells with an error above 5 % are drawn again, ``REDRAWN`` times as often and with another seed; the second figures
+count, and both are reported.
+
+Aims: no error above 5 % by more than three standard errors of the second simulation; power >= 80 % of comparison and
+whole gate at base 0.33, 50 tasks, 4 trials, and, for +8, at base 0.9. Exit code 1 when one is missed.
 """
 
 import argparse
@@ -52,6 +58,8 @@ ENVIRONMENT_SEEDS, ENVIRONMENT_BASE, ENVIRONMENT_CORRELATION, ENVIRONMENT_GAIN =
 MAX_ERROR, MIN_POWER = 0.05, 0.8
 OLD_ROUNDS, OLD_MARGIN = 3, 0.05
 PART = 250  # simulations that are drawn together
+OVERREACH = 0.5
+REDRAWN = 10
 
 # The same counts come again and again. Interval and answer are those of the gate.
 cached_compare_counts = lru_cache(maxsize=1 << 18)(compare_counts)
@@ -119,42 +127,43 @@ def measure(simulations: int, seed: int, processes: int = 2) -> dict[str, Any]:
     cells = [Cell(*values) for values in itertools.product(BASES, CORRELATIONS, TASKS, TRIALS)]
     with Pool(processes) as pool:
         rows = pool.starmap(cell_figures, [(cell, simulations, seed) for cell in cells], chunksize=1)
-    allowed = MAX_ERROR + 3 * math.sqrt(MAX_ERROR * (1 - MAX_ERROR) / simulations)
+    noisy_cells = [cell for cell, row in zip(cells, rows, strict=True) if max(row["error"].values()) > MAX_ERROR]
+    with Pool(processes) as pool:
+        errors_again = pool.starmap(
+            errors, [(cell, simulations * REDRAWN, seed + 1) for cell in noisy_cells], chunksize=1
+        )
+    redrawn = dict(zip(noisy_cells, errors_again, strict=True))
+    for cell, row in zip(cells, rows, strict=True):
+        if cell in redrawn:
+            row["error_redrawn"] = redrawn[cell]
+    allowed = MAX_ERROR + 3 * math.sqrt(MAX_ERROR * (1 - MAX_ERROR) / (simulations * REDRAWN))
     sized = [row for row in rows if (row["tasks"], row["trials"]) == (50, 4)]
     required_rows = [row for row in sized if row["base"] in (0.33, max(BASES))]
     powers = [min(row["power"], row["gate_power"]) for row in required_rows]
-    errors = [max(row["error"].values()) for row in rows]
+    largest_errors = [max(row.get("error_redrawn", row["error"]).values()) for row in rows]
     return {
         "simulations": simulations,
         "cells": rows,
-        "largest_error": max(errors),
+        "largest_error": max(largest_errors),
+        "largest_error_first": max(max(row["error"].values()) for row in rows),
+        "redrawn": len(noisy_cells),
         "largest_error_before": max(max(row["error_before"].values()) for row in rows),
         "lowest_power": min(powers),
         "lowest_power_before": min(min(row["power_before"], row["gate_power_before"]) for row in required_rows),
         "aims": {"error": MAX_ERROR, "error_with_noise": allowed, "power": MIN_POWER},
-        "meets": max(errors) <= allowed and min(powers) >= MIN_POWER,
+        "meets": max(largest_errors) <= allowed and min(powers) >= MIN_POWER,
     }
 
 
 @patch.object(gate_module, "compare_counts", cached_compare_counts)
 def cell_figures(cell: Cell, simulations: int, seed: int) -> dict[str, Any]:
     """Return a cell's figures."""
-    policy = cell.policy
-    numbers = [round(value * 100) for value in (cell.base, cell.correlation)]
-    game = Game(cell, simulations, np.random.default_rng([seed, *numbers, cell.tasks, cell.trials]))
-    margin = policy.required("regression", cell.third)
-    gaining, losing, unchanged_target, opposed = (game.target(change) for change in (cell.gain, -cell.gain, 0.0, None))
-    unchanged, at_margin = game.regression(0.0), game.regression(margin)
+    policy, game = cell.policy, Game(cell, simulations, cell_rng(cell, seed))
+    gaining, losing = game.target(cell.gain), game.target(-cell.gain)
+    unchanged_target, opposed = game.target(0.0), game.target(None)
+    unchanged, at_old_margin = game.regression(0.0), game.regression(-OLD_MARGIN)
     environment, environment_at_margin = game.environment(ENVIRONMENT_GAIN), game.environment(policy.environment_margin)
-    error = {
-        "target": share("target", unchanged_target, cell),
-        "mixed": share("target", opposed, cell),
-        "regression": share("regression", at_margin, cell) if cell.base + margin >= 0 else 0.0,
-        "environment": gate_share(environment_at_margin, gaining, unchanged, policy),
-    }
-    if policy.is_testable("target"):
-        error["gate"] = gate_share(environment, unchanged_target, unchanged, policy)
-    at_old_margin = game.regression(-OLD_MARGIN)
+    rounds_before, rounds_now = game.overreaching()
     return {
         "base": cell.base,
         "correlation": cell.correlation,
@@ -163,15 +172,17 @@ def cell_figures(cell: Cell, simulations: int, seed: int) -> dict[str, Any]:
         "gain": cell.gain,
         "detectable": policy.detectable(cell.tasks),
         "target_testable": policy.is_testable("target"),
-        "regression_margin": -margin,
+        "regression_margin": -policy.required("regression", cell.third),
         "regression_testable": policy.is_testable("regression", cell.third),
         "power": share("target", gaining, cell),
         "gate_power": gate_share(environment, gaining, unchanged, policy),
         "loss": gate_share(environment, losing, unchanged, policy),
-        "error": error,
+        "overreach": gate_share(environment, gaining, rounds_now, policy),
+        "error": errors(cell, simulations, seed),
         "power_before": mean(passes_before(rounds_played, 0.0) for rounds_played in gaining),
         "gate_power_before": mean(map(gate_passes_before, environment, gaining, unchanged)),
         "loss_before": mean(map(gate_passes_before, environment, losing, unchanged)),
+        "overreach_before": gate_share(environment, gaining, rounds_before, policy),
         "error_before": {
             "target": mean(passes_before(rounds_played, 0.0) for rounds_played in unchanged_target),
             "mixed": mean(passes_before(rounds_played, 0.0) for rounds_played in opposed),
@@ -179,6 +190,32 @@ def cell_figures(cell: Cell, simulations: int, seed: int) -> dict[str, Any]:
             "environment": mean(map(gate_passes_before, environment_at_margin, gaining, unchanged)),
         },
     }
+
+
+@patch.object(gate_module, "compare_counts", cached_compare_counts)
+def errors(cell: Cell, simulations: int, seed: int) -> dict[str, float]:
+    """Return how often each comparison passes that must not."""
+    policy, game = cell.policy, Game(cell, simulations, cell_rng(cell, seed))
+    margin = policy.required("regression", cell.third)
+    gaining, unchanged_target, opposed = (game.target(change) for change in (cell.gain, 0.0, None))
+    unchanged, at_margin = game.regression(0.0), game.regression(margin)
+    environment_at_margin = game.environment(policy.environment_margin)
+    figures = {
+        "target": share("target", unchanged_target, cell),
+        "mixed": share("target", opposed, cell),
+        "regression": share("regression", at_margin, cell) if cell.base + margin >= 0 else 0.0,
+        "environment": gate_share(environment_at_margin, gaining, unchanged, policy),
+    }
+    if policy.is_testable("target"):
+        environment = game.environment(ENVIRONMENT_GAIN)
+        figures["gate"] = gate_share(environment, unchanged_target, unchanged, policy)
+    return figures
+
+
+def cell_rng(cell: Cell, seed: int) -> Rng:
+    """Return the generator of a cell's simulations."""
+    numbers = [round(value * 100) for value in (cell.base, cell.correlation)]
+    return np.random.default_rng([seed, *numbers, cell.tasks, cell.trials])
 
 
 @dataclass(frozen=True)
@@ -196,6 +233,38 @@ class Game:
     def regression(self, change: float) -> list[Rounds]:
         """Return simulations of the regression tasks."""
         return self._draw(self.cell, self.cell.third, change)
+
+    def overreaching(self) -> tuple[list[Rounds | None], list[Rounds | None]]:
+        """Return the regression tasks of an adapter that exercises its capability in vain, by the earlier rule and now.
+
+        The tasks need nothing: the base never exercises it, and the adapter fails where it does.
+        """
+        by_rule: tuple[list[Rounds | None], list[Rounds | None]] = ([], [])
+        for base, repeated in parts(self.cell, self.cell.third, 0.0, self.simulations, self.rng):
+            exercises = self.rng.random(base.shape) < OVERREACH
+            adapter = repeated & ~exercises
+            untouched = ~np.logical_or.accumulate(exercises, axis=2)
+            solved_without = np.logical_or.accumulate(base | adapter, axis=2)
+            for rounds_of, mask in zip(by_rule, (untouched, untouched | solved_without), strict=True):
+                rounds_of += self._masked(base, adapter, mask)
+        return by_rule
+
+    def _masked(self, base: Any, adapter: Any, mask: Any) -> list[Rounds | None]:
+        """Return the counts of the tasks of the mask after each round; None: in some round there is no task."""
+        changes = (adapter.astype(np.int64) - base).cumsum(axis=2) * mask  # [simulations, tasks, trials]
+        discordant = ((adapter != base).cumsum(axis=2) * mask).sum(axis=1)
+        net, squares, tasks = changes.sum(axis=1), (changes**2).sum(axis=1), mask.sum(axis=1)
+        result: list[Rounds | None] = []
+        for rows in zip(tasks.tolist(), net.tolist(), discordant.tolist(), squares.tolist(), strict=True):
+            values_by_round = [
+                (tasks, trials, *values) for trials, (tasks, *values) in enumerate(zip(*rows, strict=True), 1)
+            ]
+            result.append(
+                [counts(*values) for values in values_by_round]
+                if all(values[0] for values in values_by_round)
+                else None
+            )
+        return result
 
     def environment(self, change: float) -> list[Rounds]:
         """Return simulations of the environment, which has new seeds in each round."""
@@ -273,17 +342,18 @@ def passes(name: ComparisonName, rounds_played: Rounds, cell: Cell) -> bool:
 
 
 def gate_share(
-    environment: Sequence[Rounds], target: Sequence[Rounds], regression: Sequence[Rounds], policy: GatePolicy
+    environment: Sequence[Rounds], target: Sequence[Rounds], regression: Sequence[Rounds | None], policy: GatePolicy
 ) -> float:
     """Return how often the whole gate passes."""
     return mean(gate_passes(*simulation, policy) for simulation in zip(environment, target, regression, strict=True))
 
 
-def gate_passes(environment: Rounds, target: Rounds, regression: Rounds, policy: GatePolicy) -> bool:
-    """Return whether the gate passes after one of its rounds."""
+def gate_passes(environment: Rounds, target: Rounds, regression: Rounds | None, policy: GatePolicy) -> bool:
+    """Return whether the gate passes after one of its rounds; ``regression`` is None where no task is one."""
     result = None
-    for number, rounds_played in enumerate(zip(environment, target, regression, strict=True), start=1):
-        evidence = dict(zip(policy.names, rounds_played, strict=True))
+    sources = [environment, target] if regression is None else [environment, target, regression]
+    for number, rounds_played in enumerate(zip(*sources, strict=True), start=1):
+        evidence = dict(zip(policy.names, rounds_played, strict=False))
         result = judge_counts("a@v1", evidence, policy, round_number=number, earlier=result)
         if result.answer is not GateAnswer.INCONCLUSIVE:
             return result.answer is GateAnswer.PASS
@@ -321,19 +391,21 @@ def table(rows: Sequence[dict[str, Any]]) -> Table:
         "target",
         "whole gate",
         "loss",
+        "overreach",
         "errors",
         "shows",
         "margin",
     ):
         result.add_column(name, justify="right")
     for row in rows:
-        keys = ("power", "gate_power", "loss")
+        keys = ("power", "gate_power", "loss", "overreach")
         shares = [f"{100 * row[f'{key}_before']:.0f} > {100 * row[key]:.0f}" for key in keys]
-        errors = f"{100 * max(row['error_before'].values()):.1f} > {100 * max(row['error'].values()):.1f}"
+        largest = max(row.get("error_redrawn", row["error"]).values())
+        error_text = f"{100 * max(row['error_before'].values()):.1f} > {100 * largest:.1f}"
         shows = f"{100 * row['detectable']:.0f}" if row["target_testable"] else "-"
         margin = f"{100 * row['regression_margin']:.0f}" if row["regression_testable"] else "-"
         cell = [f"{row[key]:g}" for key in ("base", "correlation", "tasks", "trials")]
-        result.add_row(*cell, f"{100 * row['gain']:+.0f}", *shares, errors, shows, margin)
+        result.add_row(*cell, f"{100 * row['gain']:+.0f}", *shares, error_text, shows, margin)
     return result
 
 

@@ -3,9 +3,10 @@
     python -m benchmarks.regression_tasks DATA_DIR [--json]
 
 The parts of a desk task's score name the capabilities that it needs. For each gated adapter of a capability with a
-built-in detector, by the rule of earlier versions (no need in the base model's runs) and by the gate's (none in those
-of either model): the share of the chosen tasks that need nothing (precision), the share of such tasks that is chosen
-(recall), and the change of the success rate on the chosen tasks; beside them the change on all tasks without need.
+built-in detector, by the rules of earlier versions ("base": the base model's runs exercised nothing; "both": neither
+model's runs did) and by the gate's (``TaskNeeds``): the share of the chosen tasks that need nothing (precision), the
+share of such tasks that is chosen (recall), and the change of the success rate on the chosen tasks; beside them the
+change on all tasks without need.
 
 Aim: a precision of 95 % or more for every adapter. Exit code 1 when it is missed.
 """
@@ -25,7 +26,7 @@ from store.repositories.adapters import list_adapters
 from store.repositories.capabilities import get_capability
 from store.repositories.trajectories import TrajectoryFilter, iterate_trajectories
 from store.types import Trajectory
-from traced.evaluation.gate import exercising_tasks
+from traced.evaluation.gate import TaskNeeds
 from traced.evaluation.intervals import NEEDS, Pair, compare, pair
 
 MIN_PRECISION = 0.95
@@ -61,16 +62,19 @@ def adapter_figures(session: Session, adapter: str, name: str, cycle_id: str) ->
     tasks = {p.task_id for p in pairs}
     free = {t.task_id for t in baseline if f"{NEEDS}{name}" not in t.parts} & tasks
 
-    def regression_set(trajectories: Sequence[Trajectory]) -> set[str]:
-        labels = label(trajectories, [capability], run=0, seed=0)
-        return tasks - exercising_tasks(trajectories, labels, [name])
+    def needs_of(trajectories: Sequence[Trajectory]) -> TaskNeeds:
+        result = TaskNeeds()
+        result.add(trajectories, label(trajectories, [capability], run=0, seed=0), [name])
+        return result
 
+    needs = needs_of([*baseline, *candidate])
     return {
         "adapter": adapter,
         "tasks": len(tasks),
         "without_need": {"tasks": len(free), "change": change(pairs, free)},
-        "before": set_figures(regression_set(baseline), free, pairs),
-        "gate": set_figures(regression_set([*baseline, *candidate]), free, pairs),
+        "base": set_figures(tasks - needs_of(baseline).exercising, free, pairs),
+        "both": set_figures(tasks - needs.exercising, free, pairs),
+        "gate": set_figures({task for task in tasks if needs.is_regression_task(task)}, free, pairs),
     }
 
 

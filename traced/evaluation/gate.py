@@ -2,7 +2,7 @@
 
     environment  the capability's own environment: the low bound must exceed ``environment_margin``
     target       the target's gate split: the low bound must exceed ``target_margin`` (0: an improvement)
-    regression   target tasks in which neither model exercised the capability: no loss beyond a margin
+    regression   target tasks that do not need the capability (``TaskNeeds``): no loss beyond a margin
     replay       instead of the last two where no task can be played: held-out conversations, no loss beyond a margin
     live         of the environments of live adapters the worst one, if there are any: no loss beyond
                  ``regression_margin``
@@ -30,11 +30,11 @@ Not covered: correction over several adapters of one cycle; each adapter is deci
 import itertools
 import math
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import NormalDist
 from typing import Literal
 
-from store.types import GateAnswer, GateResult, Label, PairedDifference, Trajectory, Verdict
+from store.types import GateAnswer, GateResult, Label, Outcome, PairedDifference, Trajectory, Verdict
 from traced.core.errors import GateError
 from traced.evaluation.intervals import Pair, PairCounts, compare_counts, count_pairs, few_tasks_value
 from traced.evaluation.spending import equal_looks
@@ -156,7 +156,7 @@ def judge(
     """Return the gate's answer after ``round_number`` rounds (counted from 1).
 
     Args:
-        evidence: The pairs of all rounds by comparison; "regression" is absent only if every task exercises the
+        evidence: The pairs of all rounds by comparison; "regression" is absent only if every task needs the
             capability.
         earlier: The previous round's result; its passed and failed comparisons keep their figures.
 
@@ -227,7 +227,7 @@ async def run_gate(
     names: Sequence[str] = policy.names
     for round_number in range(1, policy.max_rounds + 1):
         for name, pairs in (await gather(round_number, names)).items():
-            # Without regression tasks every task exercises the capability; an empty comparison could never pass.
+            # Without regression tasks every task needs the capability; an empty comparison could never pass.
             if pairs or name != "regression":
                 evidence[name] = pairs
         if round_number < first_round:
@@ -243,21 +243,31 @@ async def run_gate(
     return result
 
 
-def exercising_tasks(
-    trajectories: Iterable[Trajectory], labels: Iterable[Label], capabilities: Collection[str]
-) -> set[str]:
-    """Return the tasks in which a run exercised one of the capabilities, or has no label for one of them.
+@dataclass
+class TaskNeeds:
+    """Which tasks need the capabilities of an adapter, as far as the runs of both models show.
 
-    The trajectories are those of both models: a run that failed early shows no need, and would make a task look as if
-    it had none.
+    A task needs one if a run exercised it, unless another run solved the task without. So an adapter that exercises its
+    capability where nothing asks for it, and fails by that, does so in a task that counts as a regression task. Runs of
+    both models count alike: neither has an advantage from the choice of tasks by their outcomes. The base model's runs
+    alone would not do: one that fails early shows no need.
     """
-    trajectories = list(trajectories)
-    verdicts = {(row.trajectory_id, row.capability): row.verdict for row in labels}
-    return {
-        t.task_id
-        for t in trajectories
-        if any(verdicts.get((t.id, capability)) is not Verdict.NA for capability in capabilities)
-    }
+
+    exercising: set[str] = field(default_factory=set)
+    solved_without: set[str] = field(default_factory=set)
+
+    def add(self, trajectories: Iterable[Trajectory], labels: Iterable[Label], capabilities: Collection[str]) -> None:
+        """Add runs; one that has no label for one of the capabilities counts as if it exercised it."""
+        verdicts = {(row.trajectory_id, row.capability): row.verdict for row in labels}
+        for t in trajectories:
+            if any(verdicts.get((t.id, capability)) is not Verdict.NA for capability in capabilities):
+                self.exercising.add(t.task_id)
+            elif t.outcome is Outcome.SUCCESS:
+                self.solved_without.add(t.task_id)
+
+    def is_regression_task(self, task_id: str) -> bool:
+        """Return whether no run shows that the task needs a capability."""
+        return task_id not in self.exercising or task_id in self.solved_without
 
 
 def _check(evidence: Collection[ComparisonName], policy: GatePolicy, round_number: int) -> None:

@@ -31,7 +31,7 @@ from traced.evaluation.gate import (
     REGRESSION_POWER,
     ComparisonName,
     GatePolicy,
-    exercising_tasks,
+    TaskNeeds,
     run_gate,
     worst_source,
 )
@@ -205,7 +205,7 @@ class _Rounds:
     replay: HeldOutReplay | None = None
     replayed: EpisodeSource | None = None  # the environment of ``replay``
     pairs: dict[str, list[Pair]] = field(default_factory=dict)
-    exercising: set[str] = field(default_factory=set)  # tasks that are no regression tasks
+    needs: TaskNeeds = field(default_factory=TaskNeeds)
 
     async def gather(self, round_number: int, names: Sequence[str]) -> Mapping[ComparisonName, Sequence[Pair]]:
         """Play the round, and return the named comparisons' pairs of all rounds so far."""
@@ -226,9 +226,9 @@ class _Rounds:
             if "target" in names:
                 pairs_by_comparison["target"] = pairs
             if "regression" in names:
-                self.exercising.update(await self._exercising_tasks([*sides[0], *sides[1]]))
+                await self._add_needs([*sides[0], *sides[1]])
                 # A later trial may be the first one that shows the need; the task's earlier pairs then go as well.
-                pairs_by_comparison["regression"] = [p for p in pairs if p.task_id not in self.exercising]
+                pairs_by_comparison["regression"] = [p for p in pairs if self.needs.is_regression_task(p.task_id)]
         return pairs_by_comparison
 
     async def _live(self, round_number: int) -> list[Pair]:
@@ -285,7 +285,7 @@ class _Rounds:
         # The stage counts episodes, so questions only change the text of its line.
         self.stage.advance(0, subject)
 
-    async def _exercising_tasks(self, trajectories: Sequence[Trajectory]) -> set[str]:
+    async def _add_needs(self, trajectories: Sequence[Trajectory]) -> None:
         labels: list[Label] = []
         for cycle_id, name in self.sides.capabilities:
             with self.context.read_session() as session:
@@ -301,4 +301,4 @@ class _Rounds:
                 labels += await label_capability(
                     analysis_context(self.context), trajectories, capability, "gate", self._show_questions
                 )
-        return exercising_tasks(trajectories, labels, {name for _, name in self.sides.capabilities})
+        self.needs.add(trajectories, labels, {name for _, name in self.sides.capabilities})

@@ -203,7 +203,8 @@ async def test_a_gate_uses_the_model_for_a_capability_without_a_detector(context
         NOTHING.start(displayed.key, "Gate")
         sides = gate.Sides(((CYCLE, VERIFICATION["name"]),), "", Player(BASE), Player("x@v1"))
         rounds = gate._Rounds(at, sides, GatePolicy(), at.target, at.target, displayed)  # type: ignore[arg-type]
-        return await rounds._exercising_tasks(base)
+        await rounds._add_needs(base)
+        return rounds.needs.exercising
 
     with scripted_server(thinking, canaries=CANARIES) as server:
         tasks = await exercising(with_analyst(server, context))
@@ -238,7 +239,7 @@ async def test_a_gate_labels_with_the_analyst_that_found_the_capability(
     with scripted_server(thinking, canaries=CANARIES) as server:
         at = with_analyst(server, context)
         rounds = gate._Rounds(at, sides, GatePolicy(), at.target, at.target, displayed)  # type: ignore[arg-type]
-        await rounds._exercising_tasks(base)
+        await rounds._add_needs(base)
     assert thinking.kinds == ({"label": len(base)} if asks else {})
 
 

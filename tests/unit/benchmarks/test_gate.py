@@ -65,3 +65,20 @@ def test_answers_are_those_of_the_gate() -> None:
     passed = [gate_passes(*simulation, CELL.policy) for simulation in zip(environment, gaining, unchanged, strict=True)]
     assert 0 < sum(passed) <= 60 * share("target", gaining, CELL)
     assert GatePolicy().names == ("environment", "target", "regression"), "the order in which gate_passes gives them"
+
+
+def test_an_adapter_that_exercises_its_capability_in_vain_spoils_regression_tasks() -> None:
+    """By the earlier rule these tasks were none; now they show the loss, and the gate passes less often."""
+    cell = Cell(base=0.5, correlation=0.5, tasks=300, trials=4)
+    game = Game(cell, 40, np.random.default_rng(4))
+    gaining, environment = game.target(cell.gain), game.environment(0.4)
+    rounds_before, rounds_now = game.overreaching()
+    for old_rounds, new_rounds in zip(rounds_before, rounds_now, strict=True):
+        assert new_rounds is not None
+        assert old_rounds is None or all(old.tasks < new.tasks for old, new in zip(old_rounds, new_rounds, strict=True))
+        assert all(counts.losses > counts.gains for counts in new_rounds)
+    passed = [gate_share(environment, gaining, rounds, cell.policy) for rounds in (rounds_before, rounds_now)]
+    assert passed[0] > 0.5
+    assert passed[1] < 0.1
+    nothing_chosen = [None] * 40
+    assert gate_share(environment, gaining, nothing_chosen, cell.policy) >= passed[0]

@@ -12,7 +12,7 @@ from traced.evaluation.gate import (
     REGRESSION_POWER,
     ComparisonName,
     GatePolicy,
-    exercising_tasks,
+    TaskNeeds,
     judge,
     open_comparisons,
     run_gate,
@@ -289,13 +289,19 @@ def test_missing_evidence_and_rounds_out_of_range_are_refused() -> None:
         judge("c@v1", {"environment": GOOD, "target": GOOD}, POLICY, round_number=4)
 
 
-def test_regression_tasks_have_na_in_the_runs_of_both_models() -> None:
-    def trajectory(task: str, trial: int, model: str) -> Trajectory:
-        key = f"{task}.{trial}.{model}"
-        return Trajectory(key, "desk", "gate", task, trial, model, 0.0, [], [], [], 0.0, Outcome.FAILURE, EndCause.DONE)
+def run(task: str, trial: int, model: str, outcome: Outcome = Outcome.FAILURE) -> Trajectory:
+    key = f"{task}.{trial}.{model}"
+    return Trajectory(key, "desk", "gate", task, trial, model, 0.0, [], [], [], 0.0, outcome, EndCause.DONE)
+
+
+def test_a_task_in_which_a_run_of_either_model_exercised_the_capability_needs_it() -> None:
+    def tasks_with_need(labels: list[Label], capabilities: list[str]) -> set[str]:
+        needs = TaskNeeds()
+        needs.add(trajectories, labels, capabilities)
+        return {t.task_id for t in trajectories if not needs.is_regression_task(t.task_id)}
 
     tasks = [("a", 0), ("a", 1), ("b", 0), ("c", 0), ("d", 0)]
-    trajectories = [trajectory(*task, model) for task in tasks for model in ("base", "c@v1")]
+    trajectories = [run(*task, model) for task in tasks for model in ("base", "c@v1")]
     na = [Label(t.id, name, 0, Verdict.NA) for t in trajectories for name in ("x", "y")]
     changed = {
         ("a.1.base", "x"): Verdict.LACKING,
@@ -304,10 +310,26 @@ def test_regression_tasks_have_na_in_the_runs_of_both_models() -> None:
     }
     labels = [replace(row, verdict=changed.get((row.trajectory_id, row.capability), row.verdict)) for row in na]
     labels.append(Label("elsewhere", "x", 0, Verdict.NA))
-    assert exercising_tasks(trajectories, labels, ["x"]) == {"a", "b"}
-    assert exercising_tasks(trajectories, labels, ["x", "y"]) == {"a", "b", "c"}
+    assert tasks_with_need(labels, ["x"]) == {"a", "b"}
+    assert tasks_with_need(labels, ["x", "y"]) == {"a", "b", "c"}
     only_x = [row for row in labels if row.capability == "x"]
-    assert exercising_tasks(trajectories, only_x, ["x", "y"]) == {"a", "b", "c", "d"}
+    assert tasks_with_need(only_x, ["x", "y"]) == {"a", "b", "c", "d"}
+
+
+@pytest.mark.parametrize("solver", ["base", "c@v1"])
+def test_a_task_that_a_run_of_either_model_solved_without_the_capability_does_not_need_it(solver: str) -> None:
+    """So an adapter that exercises it in vain, and fails by that, does so in a regression task."""
+    needs = TaskNeeds()
+    success, failure = run("a", 0, solver, Outcome.SUCCESS), run("a", 1, "c@v1")
+    labels = [Label(success.id, "x", 0, Verdict.NA), Label(failure.id, "x", 0, Verdict.PRESENT)]
+    needs.add([failure], labels, ["x"])
+    assert not needs.is_regression_task("a")
+    needs.add([success], labels, ["x"])
+    assert needs.is_regression_task("a")
+    lucky = [replace(row, verdict=Verdict.LACKING) for row in labels]
+    needs = TaskNeeds()
+    needs.add([success, failure], lucky, ["x"])
+    assert not needs.is_regression_task("a")
 
 
 async def test_the_margin_of_regression_tasks_stays_once_the_target_has_its_answer() -> None:
