@@ -1,7 +1,7 @@
 """What each measure of the training is worth: the published adapters' success in their environment and on the target.
 
     python -m benchmarks.training_quality [--seeds 5] [--first-seed 0] [--variants fresh,open,...] [--into DIR]
-                                          [--set KEY=VALUE] [--json]
+                                          [--capabilities NAME,...] [--set KEY=VALUE] [--json]
 
 For each seed one cycle on the desk is brought to admitted environments. Each variant then trains one adapter per
 capability there, with the settings of a cycle and its own changes (``VARIANTS``), all with validation. Two policies of
@@ -9,6 +9,8 @@ each training play greedily, the last one and the best one by validation: 200 se
 200 of the target's train split. The test split is not used. Everything is kept in DIR, and a run that was stopped goes
 on. ``DIR/seed-N.json`` has the settings and the figures of a seed; variants that are in it are not trained again, so
 these files alone continue an ablation on another machine. With other settings (``--set``) DIR is refused.
+
+``DIR`` does not know which capabilities a variant was trained for: give each choice of them a DIR of its own.
 
 For each variant, for all capabilities and for each: success of both policies in the environment and on the target, mean
 and range over the trainings; the mean validation success by iteration; the mean share of mixed groups; iterations
@@ -66,6 +68,7 @@ NO_MEASURE = {
     "hint_share": 0.0,
     "temperature": 1.0,
 }
+FAST = 1e-2
 VARIANTS: dict[str, dict[str, Any]] = {
     "fresh": {},
     "open": {"open_share": 0.5},
@@ -78,6 +81,12 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "open-recover": {"open_share": 0.5, "recoveries": 2, "recovery_temperature": 1.2},
     "open-warm": {"open_share": 0.5, "recoveries": 2, "recovery_temperature": 1.2, "temperature": 1.2},
     "open-slow": {"open_share": 0.5, "recoveries": 2, "recovery_temperature": 1.2, "lr": 1e-3},
+    # At five times the default rate trainings collapse, so these show what each answer to a collapse is worth.
+    "fast": {"lr": FAST},
+    "fast-recover": {"lr": FAST, "recoveries": 2, "recovery_temperature": 1.2},
+    "fast-recover-kl": {"lr": FAST, "recoveries": 2, "recovery_temperature": 1.2, "recovery_kl": 0.01},
+    "fast-recover-entropy": {"lr": FAST, "recoveries": 2, "recovery_temperature": 1.2, "recovery_entropy_bonus": 0.01},
+    "fast-recover-hints": {"lr": FAST, "recoveries": 2, "recovery_temperature": 1.2, "recovery_hint_share": 0.25},
 }
 WITH_GRADIENT = ("recover", "open-recover", "open-warm", "open-slow")  # variants that answer a loss of the gradient
 PLACES = ("last_environment", "best_environment", "last_target", "best_target")
@@ -97,7 +106,9 @@ def main() -> int:
     parser.add_argument("--set", dest="settings", action="append", default=[], help="a setting of the cycles")
     parser.add_argument("--into", type=Path, help="folder of the runs (default: a new temporary one)")
     parser.add_argument("--json", action="store_true", help="print only one JSON object")
+    parser.add_argument("--capabilities", default="", help="train for these alone, separated by commas")
     options = parser.parse_args()
+    capabilities = options.capabilities.split(",") if options.capabilities else []
     variants = options.variants.split(",")
     if unknown := set(variants) - set(VARIANTS):
         parser.error(f"unknown variants {', '.join(sorted(unknown))}; known: {', '.join(VARIANTS)}")
@@ -110,7 +121,7 @@ def main() -> int:
             settings = prepare(seed, folder / f"seed-{seed}", options.settings)
             # One variant after the other, so that a stopped run leaves whole ones.
             for variant in missing:
-                new_rows = [{"seed": seed, **row} for row in asyncio.run(train_all(settings, variant))]
+                new_rows = [{"seed": seed, **row} for row in asyncio.run(train_all(settings, variant, capabilities))]
                 seed_rows += new_rows
                 document = {"settings": sorted(options.settings), "rows": seed_rows}
                 publish_file(record, json.dumps(document, indent=1) + "\n")
@@ -150,8 +161,8 @@ def prepare(seed: int, data_dir: Path, pairs: Sequence[str]) -> Settings:
     return load_settings(data_dir, {"seed": seed, **dict(parse_pair(pair) for pair in pairs)})
 
 
-async def train_all(settings: Settings, variant: str) -> list[dict[str, Any]]:
-    """Train and play a variant in each admitted environment of the only cycle."""
+async def train_all(settings: Settings, variant: str, capabilities: Sequence[str]) -> list[dict[str, Any]]:
+    """Train and play a variant in the admitted environments of the only cycle: of these capabilities, or all."""
     progress = Progress(Console(file=StringIO()))
     with Meter() as meter:
         async with open_context(settings, "", progress, meter) as unbound:
@@ -161,6 +172,7 @@ async def train_all(settings: Settings, variant: str) -> list[dict[str, Any]]:
             return [
                 await train_variant(context, capability, environment, variant)
                 for capability, environment in with_environments(context)
+                if not capabilities or capability in capabilities
             ]
 
 
@@ -182,7 +194,8 @@ async def train_variant(context: Context, capability: str, environment: str, var
     with context.read_session() as session:
         description = get_capability(session, context.cycle_id, capability).description
     changes = NO_MEASURE | VARIANTS[variant]
-    job = replace(job, validate_every=VALIDATE_EVERY, hint=description if changes["hint_share"] else "", **changes)
+    has_hints = any(changes.get(key) for key in ("hint_share", "recovery_hint_share"))
+    job = replace(job, validate_every=VALIDATE_EVERY, hint=description if has_hints else "", **changes)
     policy: int | None = 0
     try:
         result = await train(job, lambda _: None, store_variables(context))

@@ -119,7 +119,7 @@ def test_figures_on_record_are_not_measured_again(
 ) -> None:
     runs = []
 
-    async def train_all(settings: int, variant: str) -> list[dict[str, Any]]:
+    async def train_all(settings: int, variant: str, capabilities: list[str]) -> list[dict[str, Any]]:
         runs.append((settings, variant))
         return [row(variant, 0.5, 0.75)]
 
@@ -144,7 +144,7 @@ def test_figures_on_record_are_not_measured_again(
 def test_a_row_is_printed_when_it_is_measured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    async def train_all(settings: int, variant: str) -> list[dict[str, Any]]:
+    async def train_all(settings: int, variant: str, capabilities: list[str]) -> list[dict[str, Any]]:
         assert ('"variant": "fresh"' in capsys.readouterr().out) == (variant == "recover")
         return [row(variant, 0.5, 0.75)]
 
