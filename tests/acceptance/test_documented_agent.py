@@ -53,8 +53,8 @@ def test_the_agent_of_the_page_talks_to_the_router_and_its_conversations_are_sto
         done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=240, check=False)
         assert done.returncode == 0, done.stderr
         outcomes = eventually(lambda: stored_outcomes(tmp_path / "traced-data"), within_s=60)
-    solved = sum(outcome is Outcome.SUCCESS for outcome in outcomes)
-    assert done.stdout == f"{solved} of {CONVERSATIONS} solved\n"
+    successes = sum(outcome is Outcome.SUCCESS for outcome in outcomes)
+    assert done.stdout == f"{successes} of {CONVERSATIONS} solved\n"
 
 
 def stored_outcomes(data_dir: Path) -> list[Outcome]:
