@@ -10,14 +10,7 @@ from a file (``benchmarks.recorded_replies``), so no server is asked; after a ch
 the benchmark says so. ``target.json.gz`` beside the replies has what the files stand on. Needs Docker. The bundled
 model cannot play these tasks, so the bounds of admission on its rewards are open.
 
-Since the recording one number of the prompts has changed, and the replies were kept under the requests of today: a file
-may have 183 KiB, what admission leaves beside the target's block, where the prompt said 256. The same prompt allows an
-answer 16,384 tokens, about 64 KiB, and the files have 44 KiB, so that neither number was a bound.
-
-Only first files are replayed: the request for a repair quotes seeds that follow from the bytes of the refused file, its
-world included. The recorded repair (the second reply) is checked by tests/integration/test_recorded_files.py.
-
-Aim: each first request has its reply, and a file is admitted. Exit code 1 when it is missed.
+Aim: each request has its reply, and a file is admitted. Exit code 1 when it is missed.
 """
 
 import argparse

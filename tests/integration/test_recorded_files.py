@@ -12,16 +12,18 @@ from sandbox.admission.world import WorldReplay
 
 pytestmark = [pytest.mark.docker, pytest.mark.slow, pytest.mark.usefixtures("image")]
 # Fewer seeds than in a cycle: the whole panel takes minutes.
-THRESHOLDS = Thresholds(seeds=4, replica_seeds=3, diversity_seeds=40, confirm_seeds=8, wear_episodes=20)
+THRESHOLDS = Thresholds(seeds=4, replica_seeds=3, diversity_seeds=40, wear_episodes=20)
 
 
-@pytest.mark.parametrize("position", [1, 2], ids=["the repair of change-completeness", "change-restraint"])
-async def test_a_recorded_file_is_admitted(position: int) -> None:
+@pytest.mark.parametrize(("position", "capability"), [(0, "change-completeness"), (1, "change-restraint")])
+async def test_a_recorded_file_is_admitted(position: int, capability: str) -> None:
     target = read_target()
     assert target.world is not None
     answer = list(read_recording(REPLIES).replies.values())[position].text
+    # The seeds of the checks follow from the bytes, so the file is that of a cycle, with its first line.
+    source = f"# Written by reader for {capability}: start 1, candidate 1.\n{extract_file(answer)}"
     report = await admit(
-        with_target(extract_file(answer), target),
+        with_target(source, target),
         target_tools=list(target.tools),
         target_error_examples=["Error: user not found"],
         base_rewards=None,
