@@ -6,10 +6,10 @@ For one run and one capability c, over successful (D+) and failed (D-) trajector
     delta(c) = ER- - ER+                           Cov(c) = #LACKING in D- / |D-|
 
 Across tasks, delta also measures which tasks are hard: a capability that only hard tasks need is lacking in failures
-whether the agent has it or not. So where at least ``MIN_MIXED`` tasks have both successes and failures, delta(c) is the
-Mantel-Haenszel difference of the error rates within these tasks (Greenland and Robins 1985). With m needed and l
-lacking in a task, it is the sum of (l- m+ - l+ m-) / (m- + m+) over the sum of m- m+ / (m- + m+). Cov(c) stays the
-share of all failures.
+whether the agent has it or not. So where at least ``MIN_MIXED`` tasks have both successes and failures, and these tasks
+have at least the share ``MIN_SHARE`` of the failures, delta(c) is the Mantel-Haenszel difference of the error rates
+within these tasks (Greenland and Robins 1985). With m needed and l lacking in a task, it is the sum of
+(l- m+ - l+ m-) / (m- + m+) over the sum of m- m+ / (m- + m+). Cov(c) stays the share of all failures.
 
 Counts are integers and rates exact fractions; an empty denominator gives None, never 0. Only trajectories with the
 outcome success or failure count. ``intervals`` gives percentile bootstrap intervals of both figures; where delta is
@@ -37,6 +37,7 @@ RHO = 0.10
 CONSISTENCY = 0.8
 MIN_AGREEMENT = 0.4
 MIN_MIXED = 5  # tasks with successes and failures from which on the contrast is within tasks
+MIN_SHARE = Fraction(1, 4)  # of the failures in these tasks: a few repeated tasks say nothing about all the others
 RESAMPLES = 2000
 # Bootstrap resamples held in memory at a time.
 CHUNK = 250
@@ -66,6 +67,7 @@ class Contrast:
         is_within_tasks: Whether failures are compared with successes of the same task.
         gap_within_tasks: The gap of that comparison; None if no task has both a success and a failure that needed the
             capability.
+        informative_tasks: The tasks that have both, from which the gap comes; 0 across tasks.
     """
 
     capability: str
@@ -74,6 +76,7 @@ class Contrast:
     failure: Counts
     is_within_tasks: bool = False
     gap_within_tasks: Fraction | None = None
+    informative_tasks: int = 0
 
     @property
     def delta(self) -> Fraction | None:
@@ -121,9 +124,16 @@ def mixed_tasks(outcomes: Mapping[str, Outcome], tasks: Mapping[str, str]) -> se
     return {task for task, task_outcomes in sides.items() if len(task_outcomes) > 1}
 
 
+def is_within_tasks(outcomes: Mapping[str, Outcome], tasks: Mapping[str, str]) -> bool:
+    """Return whether failures are compared with successes of the same task; ``tasks`` as in ``mixed_tasks``."""
+    names = mixed_tasks(outcomes, tasks)
+    failures = [tasks[key] for key, outcome in outcomes.items() if outcome is Outcome.FAILURE]
+    return len(names) >= MIN_MIXED and sum(task in names for task in failures) >= MIN_SHARE * len(failures)
+
+
 def _strata(outcomes: Mapping[str, Outcome], tasks: Mapping[str, str] | None) -> Mapping[str, str]:
     """Return the task of each trajectory if the contrast is within tasks, else nothing."""
-    return tasks if tasks and len(mixed_tasks(outcomes, tasks)) >= MIN_MIXED else {}
+    return tasks if tasks and is_within_tasks(outcomes, tasks) else {}
 
 
 def contrast(
@@ -148,8 +158,9 @@ def contrast(
     contrasts = []
     for (capability, run), row in sorted(table.items()):
         judged_row = {key: row[key] for key in row.keys() & judged_ids}
-        gap = _gap_within_tasks(judged_row, outcomes, by_task) if by_task else None
-        contrasts.append(Contrast(capability, run, *_side_counts(judged_row, outcomes), bool(by_task), gap))
+        gap, informative = _gap_within_tasks(judged_row, outcomes, by_task) if by_task else (None, 0)
+        counts = _side_counts(judged_row, outcomes)
+        contrasts.append(Contrast(capability, run, *counts, bool(by_task), gap, informative))
     return contrasts
 
 
@@ -260,19 +271,21 @@ def _side_counts(row: Mapping[str, Verdict], outcomes: Mapping[str, Outcome]) ->
 
 def _gap_within_tasks(
     row: Mapping[str, Verdict], outcomes: Mapping[str, Outcome], tasks: Mapping[str, str]
-) -> Fraction | None:
-    """Return the Mantel-Haenszel difference of the error rates of failures and successes of the same task."""
+) -> tuple[Fraction | None, int]:
+    """Return the Mantel-Haenszel difference of the error rates within tasks, and the number of tasks it comes from."""
     rows: dict[str, dict[str, Verdict]] = defaultdict(dict)
     for key, verdict in row.items():
         rows[tasks[key]][key] = verdict
     difference = weight = Fraction(0)
+    informative = 0
     for task_row in rows.values():
         success, failure = _side_counts(task_row, outcomes)
         # A task in which one side did not need the capability adds 0 to both sums.
         if total := success.needed + failure.needed:
             difference += Fraction(failure.lacking * success.needed - success.lacking * failure.needed, total)
             weight += Fraction(failure.needed * success.needed, total)
-    return difference / weight if weight else None
+            informative += failure.needed > 0 < success.needed
+    return (difference / weight if weight else None), informative
 
 
 @dataclass(frozen=True)

@@ -89,12 +89,18 @@ class StageEvent:
     detail: JsonObject = field(default_factory=dict)
 
 
+WITHIN_TASKS = "within_tasks"  # key in the counts of a finding: 1 where failures met successes of the same task
+INFORMATIVE_TASKS = "informative_tasks"  # key: the tasks in which both of them needed the capability
+FEW_TASKS = 5  # with fewer of them a bootstrap of tasks gives too narrow intervals
+
+
 @dataclass(frozen=True)
 class Finding:
     """The contrast of one capability in one cycle (TRACE, section 3.3).
 
     ``er_plus``/``er_minus`` are the error rates on successes and failures, None if no trajectory needed the capability;
-    ``delta`` is their difference; ``counts`` has the cell counts behind them. ``agreement`` is Krippendorff's alpha of
+    ``delta`` is their difference across tasks, or the gap within tasks; ``counts`` has the cell counts behind them and
+    how tasks were compared. ``agreement`` is Krippendorff's alpha of
     the runs; ``delta_low`` to ``coverage_high`` are 95 % bootstrap bounds over trajectories. Undefined figures, and
     figures that older versions did not compute, are None.
     """
@@ -114,6 +120,16 @@ class Finding:
     delta_high: float | None = None
     coverage_low: float | None = None
     coverage_high: float | None = None
+
+    @property
+    def basis(self) -> str:
+        """Return what the gap compares, in words; "" if an earlier version did not record it."""
+        if WITHIN_TASKS not in self.counts:
+            return ""
+        if not self.counts[WITHIN_TASKS]:
+            return "across tasks, which is weaker evidence"
+        tasks = self.counts[INFORMATIVE_TASKS]
+        return f"within {tasks} task{'s' * (tasks != 1)}{', which are few' if tasks < FEW_TASKS else ''}"
 
 
 @dataclass(frozen=True)

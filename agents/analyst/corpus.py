@@ -17,7 +17,7 @@ from agents.analyst.states import StateRule, mine_rules
 from agents.analyst.tools import ToolKind, Validators, classify, functions, validators
 from agents.analyst.values import is_date, leaves, tokens
 from agents.analyst.view import View
-from agents.contrast import MIN_MIXED
+from agents.contrast import is_within_tasks
 from agents.transcript import Call, Transcript
 from store.types import Outcome, Tool
 
@@ -131,15 +131,17 @@ def _recoverable(views: Sequence[View], outcomes: Sequence[Outcome]) -> frozense
 def with_trials(corpus: Corpus, views: Sequence[View], outcomes: Sequence[Outcome]) -> Corpus:
     """Return the corpus with the trials of each task; ``outcomes[i]`` belongs to ``views[i]``.
 
-    Without ``MIN_MIXED`` tasks with both outcomes there are no trials, as for the contrast within tasks: across tasks,
-    a lack of solved trials would pass for a lack of capability.
+    Where the contrast is not within tasks (``agents.contrast``) there are no trials: across tasks, a lack of solved
+    trials would pass for a lack of capability.
     """
     trials: dict[str, list[Trial]] = defaultdict(list)
     for view, outcome in zip(views, outcomes, strict=True):
         is_solved = outcome is Outcome.SUCCESS
         trials[view.task].append(Trial(view.transcript.trajectory_id, corpus.changes(view), is_solved))
-    mixed_count = sum(len({trial.is_solved for trial in group}) > 1 for group in trials.values())
-    return replace(corpus, trials=dict(trials) if mixed_count >= MIN_MIXED else {})
+    keys = [view.transcript.trajectory_id for view in views]
+    tasks = dict(zip(keys, (view.task for view in views), strict=True))
+    has_trials = is_within_tasks(dict(zip(keys, outcomes, strict=True)), tasks)
+    return replace(corpus, trials=dict(trials) if has_trials else {})
 
 
 @dataclass(frozen=True)

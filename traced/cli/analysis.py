@@ -15,9 +15,9 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from agents.analyst.llm.prompting import ProgressCallback
-from agents.contrast import MIN_MIXED
+from agents.contrast import MIN_MIXED, MIN_SHARE
 from sandbox.errors import harmless
-from store.records import Citation, Cycle, FaultRecord, Finding
+from store.records import WITHIN_TASKS, Citation, Cycle, FaultRecord, Finding
 from store.repositories.capabilities import list_capabilities
 from store.repositories.cycles import list_cycles, list_stage_events
 from store.repositories.llm_replies import list_citations, list_faults
@@ -41,7 +41,7 @@ from traced.pipeline.analyze import analyze as analyze_stage
 from traced.pipeline.collect import CONSTANT_CUSTOMER, not_analyzed
 from traced.pipeline.collect import collect as collect_stage
 from traced.pipeline.context import Context, RunningStage
-from traced.pipeline.findings import BUILTIN, MIXED_TASKS, AnalysisContext, Comparison, Difference
+from traced.pipeline.findings import BUILTIN, MIXED_FAILURES, MIXED_TASKS, AnalysisContext, Comparison, Difference
 from traced.pipeline.findings import compare as compare_analysts
 from traced.targets.conversation_target import conversation_target
 
@@ -60,7 +60,7 @@ class AnalysisRecord:
         descriptions: Of the capabilities.
         figures: Of a model.
         outcomes: Successes and failures that were analysed; zeros for an import.
-        mixed_tasks: Tasks with both; None if that was not stored.
+        pairing: Whether the gaps are within tasks, in words; "" if that was not stored.
         customers: What is wrong with the customers' names; "" if nothing is.
     """
 
@@ -69,7 +69,7 @@ class AnalysisRecord:
     faults: Sequence[FaultRecord]
     figures: Mapping[str, Any]
     outcomes: tuple[int, int] = (0, 0)
-    mixed_tasks: int | None = None
+    pairing: str = ""
     customers: str = ""
 
     def as_json(self) -> dict[str, Any]:
@@ -101,8 +101,8 @@ def stored_analysis(settings: Settings, cycle: str) -> AnalysisRecord:
     customers = collections[-1].get(CONSTANT_CUSTOMER, "") if collections else ""
     outcomes = next(((detail["successes"], detail["failures"]) for detail in details if "successes" in detail), (0, 0))
     figures = next((detail for detail in reversed(details) if MINED_KEY in detail), {})
-    mixed_count = next((detail[MIXED_TASKS] for detail in reversed(details) if MIXED_TASKS in detail), None)
-    return AnalysisRecord(descriptions, citations, faults, figures, outcomes, mixed_count, customers)
+    pairing = next((_pairing(detail) for detail in reversed(details) if MIXED_FAILURES in detail), "")
+    return AnalysisRecord(descriptions, citations, faults, figures, outcomes, pairing, customers)
 
 
 def show_analysis(cycle: str, analyst: str, findings: Sequence[Finding], record: AnalysisRecord) -> None:
@@ -133,18 +133,20 @@ def show_analysis(cycle: str, analyst: str, findings: Sequence[Finding], record:
             )
     if record.customers:
         _say(f"{record.customers[:1].upper()}{record.customers[1:]}.")
-    if findings and record.mixed_tasks is not None:
-        _say(_pairing(record.mixed_tasks))
+    if findings and record.pairing:
+        _say(record.pairing)
     _print_figures({**record.figures, "faults": Counter(citation.fault for citation in record.faults)})
 
 
-def _pairing(mixed_count: int) -> str:
-    """Say whether the gaps compare failures with successes of the same tasks."""
-    if mixed_count >= MIN_MIXED:
-        return f"The gaps compare failures with successes of the same task: {mixed_count} tasks have both."
+def _pairing(detail: Mapping[str, Any]) -> str:
+    """Say whether the gaps compare failures with successes of the same task; ``detail`` is that of the event."""
+    tasks, mixed_failures, failures = detail[MIXED_TASKS], detail[MIXED_FAILURES], detail.get("failures", 0)
+    share = f"{tasks} tasks have both successes and failures, with {mixed_failures} of {failures} failures"
+    if detail[WITHIN_TASKS]:
+        return f"The gaps compare failures with successes of the same task: {share}."
     return (
-        f"The gaps compare different tasks, which is weaker evidence: {mixed_count} tasks have both successes and "
-        f"failures, {MIN_MIXED} are needed."
+        f"The gaps compare different tasks, which is weaker evidence: {share}. Gaps within tasks need at least "
+        f"{MIN_MIXED} such tasks with {MIN_SHARE * 100} % of the failures."
     )
 
 

@@ -149,7 +149,8 @@ def _finding(finding: Finding) -> str:
     verdict = "retained" if finding.retained else "not retained"
     alpha = f", alpha {finding.agreement:.2f}" if finding.agreement is not None else ""
     agreeing = f"{finding.runs_agreeing} of {finding.runs} runs agree{alpha}"
-    return f"contrast     gap {gap}, coverage {coverage}, {agreeing}: {verdict}"
+    basis = f" ({finding.basis})" if finding.basis else ""
+    return f"contrast     gap {gap}{basis}, coverage {coverage}, {agreeing}: {verdict}"
 
 
 def _citation_lines(chain: EvidenceChain) -> Iterator[str]:

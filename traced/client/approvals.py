@@ -126,6 +126,7 @@ class CapabilityLineage(Model):
     description: str
     deficit: str = Field(default="", description="what an agent does that lacks it")
     delta: float | None
+    basis: str = Field(default="", description="what the gap compares, in words; empty in cycles of earlier versions")
     coverage: float | None
     runs: int
     runs_agreeing: int

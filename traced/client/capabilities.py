@@ -47,13 +47,14 @@ class AdapterMark(Model):
 class FindingView(Model):
     """What the contrast of one cycle says, and what that cycle made of it.
 
-    ``runs`` is 0 before the contrast; ``agreement`` is Krippendorff's alpha between the labelling runs, None where it
-    is not defined or was not asked for.
+    ``basis`` says what the gap compares, "" in cycles of earlier versions. ``runs`` is 0 before the contrast;
+    ``agreement`` is Krippendorff's alpha between the labelling runs, None where it is not defined or was not asked for.
     """
 
     cycle_id: str
     at: datetime
     delta: float | None
+    basis: str = ""
     coverage: float | None
     er_plus: float | None
     er_minus: float | None

@@ -49,7 +49,9 @@ class AnalysisSection(Section):
     consistency: Share = Field(default=0.80, description="minimum share of the runs in which gap and coverage hold")
     min_agreement: Share = Field(default=0.40, description="minimum agreement between the runs (Krippendorff's alpha)")
     strict: bool = Field(
-        default=False, description="whether the low end of the gap's interval must reach delta, and not only the gap"
+        default=False,
+        description="whether the low end of the gap's interval must reach delta, and not only the gap; a gap within "
+        "tasks must come from five of them",
     )
     attributed: int = Field(
         default=100,

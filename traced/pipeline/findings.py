@@ -24,12 +24,12 @@ from agents.analyst.llm.analysis import Citation as AnalystCitation
 from agents.analyst.llm.analysis import label as label_with
 from agents.analyst.llm.labelling import completed_runs
 from agents.analyst.llm.prompting import ProgressCallback, gather_or_cancel
-from agents.contrast import Contrast, Intervals, agreement, contrast, intervals, mixed_tasks, retained
+from agents.contrast import Contrast, Intervals, agreement, contrast, intervals, is_within_tasks, mixed_tasks, retained
 from agents.errors import AgentsError
 from agents.llm.question import Purpose
 from agents.synthesizer.builtin import majority
 from store.database import read_session
-from store.records import Citation, FaultRecord, Finding
+from store.records import FEW_TASKS, INFORMATIVE_TASKS, WITHIN_TASKS, Citation, FaultRecord, Finding
 from store.repositories.capabilities import newest_capabilities, save_capabilities, save_findings, save_labels
 from store.repositories.llm_replies import save_citations, save_faults
 from store.types import Capability, Label, Outcome, Trajectory, Verdict
@@ -48,7 +48,9 @@ CONTEXT = 32_000  # tokens, if neither the settings nor the server state the con
 # Maximum size of a question: a model does not read longer ones better, and a failed one costs more.
 LARGEST = 100_000  # tokens
 EXAMPLES = 5
-MIXED_TASKS = "tasks with both outcomes"  # key in the event of the stage
+# Keys in the event of the stage, with ``WITHIN_TASKS``.
+MIXED_TASKS = "tasks with both outcomes"
+MIXED_FAILURES = "failures in tasks with both outcomes"
 
 
 @dataclass(frozen=True)
@@ -165,7 +167,8 @@ def save_analysis(
         tasks: The task of each trajectory.
 
     Returns:
-        The number of tasks with successes and failures, for the event of the stage.
+        For the event of the stage: the number of tasks with successes and failures, the failures in these tasks, and
+        whether the gaps are within tasks.
     """
     labels = [label for label in analysis.labels if label.trajectory_id in outcomes]
     save_capabilities(session, cycle_id, analysis.capabilities)
@@ -181,7 +184,13 @@ def save_analysis(
         cycle_id, labels, mined_outcomes, settings.analysis, settings.seed, tasks=tasks, repeated=analysis.repeated
     )
     save_findings(session, findings)
-    return {MIXED_TASKS: len(mixed_tasks(mined_outcomes, tasks))}
+    names = mixed_tasks(mined_outcomes, tasks)
+    failures = [tasks[key] for key, outcome in mined_outcomes.items() if outcome is Outcome.FAILURE]
+    return {
+        MIXED_TASKS: len(names),
+        MIXED_FAILURES: sum(task in names for task in failures),
+        WITHIN_TASKS: is_within_tasks(mined_outcomes, tasks),
+    }
 
 
 def tasks_of(trajectories: Sequence[Trajectory]) -> dict[str, str]:
@@ -242,8 +251,13 @@ def contrast_findings(
             by_capability.setdefault(run_contrast.capability, []).append(run_contrast)
     bounds = intervals(labels, outcomes, seed, tasks=tasks)
     if settings.strict:
+        # With few tasks a bootstrap of tasks is too narrow: with one its interval has no width.
         lows = {name: interval.delta[0] for name, interval in bounds.items() if interval.delta is not None}
-        retained_names = {name for name in retained_names if lows.get(name, -1.0) >= settings.delta}
+        retained_names = {
+            name
+            for name in retained_names
+            if _has_enough_tasks(by_capability[name]) and lows.get(name, -1.0) >= settings.delta
+        }
     findings = [
         _finding(cycle_id, name, contrasts, settings, bounds[name]) for name, contrasts in sorted(by_capability.items())
     ]
@@ -261,6 +275,11 @@ def contrast_findings(
         else finding
         for finding in findings
     ]
+
+
+def _has_enough_tasks(contrasts: Sequence[Contrast]) -> bool:
+    """Return whether a gap within tasks comes from enough of them; across tasks nothing is asked."""
+    return all(not entry.is_within_tasks or entry.informative_tasks >= FEW_TASKS for entry in contrasts)
 
 
 def _agrees(alpha: Fraction | None, required: float) -> bool:
@@ -286,6 +305,8 @@ def _finding(
             "success_lacking": sum(run_contrast.success.lacking for run_contrast in contrasts),
             "failure_needed": sum(run_contrast.failure.needed for run_contrast in contrasts),
             "failure_lacking": sum(run_contrast.failure.lacking for run_contrast in contrasts),
+            WITHIN_TASKS: int(contrasts[0].is_within_tasks),
+            INFORMATIVE_TASKS: max(run_contrast.informative_tasks for run_contrast in contrasts),
         },
         delta_low=delta[0],
         delta_high=delta[1],

@@ -135,7 +135,10 @@ def capability_text(capability: CapabilityInCycle, history: CapabilityHistory) -
         )
     else:
         summary.append(f"\nΔ {finding.delta:+.3f}")
-        summary.append(f" = {finding.er_minus:.3f} in failures − {finding.er_plus:.3f} in successes", "dim")
+        if finding.basis:
+            summary.append(f" {sanitize_line(finding.basis, 60)}", "dim")
+        rates = f"{finding.er_minus:.3f} in failures, {finding.er_plus:.3f} in successes"
+        summary.append(f"; lacking where needed: {rates}", "dim")
     if finding.runs:
         passing = f"{finding.runs_agreeing} of {finding.runs} runs pass"
         summary.append(f"\ncoverage {share(finding.coverage).strip()} · {passing}")

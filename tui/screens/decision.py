@@ -195,6 +195,7 @@ def lineage(case: Case) -> Table:
     table.add_column(width=NAME_WIDTH, no_wrap=True)
     table.add_column(overflow="fold")
     gap = "not analysed" if capability.delta is None else f"Δ {100 * capability.delta:.0f} points"
+    gap += f" ({sanitize_line(capability.basis, 60)})" if capability.basis else ""
     covers = "" if capability.coverage is None else f", coverage {100 * capability.coverage:.0f} %"
     agree = f", {capability.runs_agreeing} of {capability.runs} runs agree" if capability.runs else ""
     _row(table, "capability", f"{sanitize_line(capability.title, 60)}: {gap}{covers}{agree}")

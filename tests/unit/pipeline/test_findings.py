@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Mapping
+from dataclasses import replace
 
 import pytest
 
@@ -34,6 +35,32 @@ def test_strictness_asks_for_the_low_end_of_the_gap(failures: int, retained: boo
         assert finding.delta_low is not None
         assert finding.retained is (retained if is_strict else True)
         assert (finding.delta_low >= 0.2) is retained
+
+
+@pytest.mark.parametrize(("pairs", "retained"), [(1, False), (4, False), (5, True)])
+def test_strictness_asks_for_a_gap_from_several_tasks(pairs: int, retained: bool) -> None:
+    """The bootstrap interval of a gap that comes from one task has no width."""
+    tasks = {f"{side}{task}": str(task) for task in range(6) for side in "sf"}
+    outcomes = {key: Outcome.FAILURE if key[0] == "f" else Outcome.SUCCESS for key in tasks}
+    verdicts = {"f": Verdict.LACKING, "s": Verdict.PRESENT}
+    labels = [
+        Label(key, "c", run, verdicts[key[0]] if int(task) < pairs else Verdict.NA)
+        for run in range(RUNS)
+        for key, task in tasks.items()
+    ]
+    for is_strict in (False, True):
+        (finding,) = contrast_findings("c1", labels, outcomes, AnalysisSection(strict=is_strict), 0, tasks=tasks)
+        assert (finding.delta, finding.delta_low) == (1, 1)
+        assert finding.retained is (retained if is_strict else True)
+    remark = ", which are few" if pairs < 5 else ""
+    assert finding.basis == f"within {pairs} task{'s' * (pairs > 1)}{remark}"
+
+
+def test_a_finding_says_that_it_compares_different_tasks() -> None:
+    labels, outcomes = labels_of(12, lacking_count=4)
+    (finding,) = contrast_findings("c1", labels, outcomes, AnalysisSection(), 0, tasks={})
+    assert finding.basis == "across tasks, which is weaker evidence"
+    assert replace(finding, counts={}).basis == ""  # of an earlier version
 
 
 def test_runs_that_repeat_themselves_count_once_and_agree_with_nothing() -> None:

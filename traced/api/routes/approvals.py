@@ -214,6 +214,7 @@ def _capability(session: Session, version: AdapterVersion) -> CapabilityLineage:
         description=capability.description,
         deficit=capability.lacking,
         delta=finding.delta if finding else None,
+        basis=finding.basis if finding else "",
         coverage=finding.coverage if finding else None,
         runs=finding.runs if finding else 0,
         runs_agreeing=finding.runs_agreeing if finding else 0,

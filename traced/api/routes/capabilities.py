@@ -230,6 +230,7 @@ def _finding(
         cycle_id=entry.cycle_id,
         at=entry.at,
         delta=finding.delta if finding else None,
+        basis=finding.basis if finding else "",
         coverage=finding.coverage if finding else None,
         er_plus=finding.er_plus if finding else None,
         er_minus=finding.er_minus if finding else None,

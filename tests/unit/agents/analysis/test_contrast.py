@@ -267,6 +267,25 @@ def test_too_few_tasks_with_both_outcomes_are_compared_with_all_others() -> None
     assert contrast(labels, outcomes, tasks=tasks)[0].is_within_tasks
 
 
+def test_a_few_repeated_tasks_do_not_silence_the_other_conversations() -> None:
+    """Five tasks with both outcomes have fewer than a quarter of the failures, so the contrast is across tasks."""
+    repeated = [[(S, NA), (F, NA)]] * 5
+    single = [[(F, LACKING)]] * 16 + [[(S, PRESENT)]] * 20
+    labels, outcomes, tasks = by_task(repeated + single)
+    (entry,) = contrast(labels, outcomes, tasks=tasks)
+    assert not entry.is_within_tasks
+    assert entry.delta == 1
+    labels, outcomes, tasks = by_task(repeated + single[1:])
+    assert contrast(labels, outcomes, tasks=tasks)[0].is_within_tasks
+
+
+def test_the_tasks_that_a_gap_comes_from_are_counted() -> None:
+    tasks = [[(S, PRESENT), (F, LACKING)]] * 2 + [[(S, NA), (F, LACKING)], [(S, PRESENT), (F, NA)], [(S, NA), (F, NA)]]
+    labels, outcomes, task_of = by_task(tasks)
+    assert contrast(labels, outcomes, tasks=task_of)[0].informative_tasks == 2
+    assert contrast(labels, outcomes)[0].informative_tasks == 0
+
+
 @given(st.lists(st.lists(st.tuples(st.sampled_from([S, F]), st.sampled_from(list(Verdict))), max_size=6), max_size=12))
 def test_the_gap_within_tasks_is_a_mean_of_the_gaps_of_tasks(tasks: list[list[Row]]) -> None:
     labels, outcomes, task_of = by_task(tasks)

@@ -103,7 +103,9 @@ def test_the_seed_decides_and_nothing_is_nothing() -> None:
     assert intervals([], {}, seed=0) == {}
 
 
-def test_within_tasks_they_are_those_of_a_slow_bootstrap_of_whole_tasks() -> None:
+def test_within_tasks_they_are_those_of_a_slow_bootstrap_of_whole_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
+    # A resample may have fewer failures in tasks with both outcomes, and is within tasks all the same.
+    monkeypatch.setattr("agents.contrast.MIN_SHARE", 0)
     rng = random.Random(2)
     tasks: list[Cells] = []
     for _ in range(30):
