@@ -41,7 +41,15 @@ from traced.pipeline.analyze import analyze as analyze_stage
 from traced.pipeline.collect import CONSTANT_CUSTOMER, not_analyzed
 from traced.pipeline.collect import collect as collect_stage
 from traced.pipeline.context import Context, RunningStage
-from traced.pipeline.findings import BUILTIN, MIXED_FAILURES, MIXED_TASKS, AnalysisContext, Comparison, Difference
+from traced.pipeline.findings import (
+    BUILTIN,
+    MIXED_FAILURES,
+    MIXED_TASKS,
+    UNEXPLAINED,
+    AnalysisContext,
+    Comparison,
+    Difference,
+)
 from traced.pipeline.findings import compare as compare_analysts
 from traced.targets.conversation_target import conversation_target
 
@@ -61,6 +69,7 @@ class AnalysisRecord:
         figures: Of a model.
         outcomes: Successes and failures that were analysed; zeros for an import.
         pairing: Whether the gaps are within tasks, in words; "" if that was not stored.
+        unexplained: Failures that lack no capability; 0 if that was not stored.
         customers: What is wrong with the customers' names; "" if nothing is.
     """
 
@@ -70,6 +79,7 @@ class AnalysisRecord:
     figures: Mapping[str, Any]
     outcomes: tuple[int, int] = (0, 0)
     pairing: str = ""
+    unexplained: int = 0
     customers: str = ""
 
     def as_json(self) -> dict[str, Any]:
@@ -102,7 +112,8 @@ def stored_analysis(settings: Settings, cycle: str) -> AnalysisRecord:
     outcomes = next(((detail["successes"], detail["failures"]) for detail in details if "successes" in detail), (0, 0))
     figures = next((detail for detail in reversed(details) if MINED_KEY in detail), {})
     pairing = next((_pairing(detail) for detail in reversed(details) if MIXED_FAILURES in detail), "")
-    return AnalysisRecord(descriptions, citations, faults, figures, outcomes, pairing, customers)
+    unexplained = next((detail[UNEXPLAINED] for detail in reversed(details) if UNEXPLAINED in detail), 0)
+    return AnalysisRecord(descriptions, citations, faults, figures, outcomes, pairing, unexplained, customers)
 
 
 def show_analysis(cycle: str, analyst: str, findings: Sequence[Finding], record: AnalysisRecord) -> None:
@@ -135,7 +146,15 @@ def show_analysis(cycle: str, analyst: str, findings: Sequence[Finding], record:
         _say(f"{record.customers[:1].upper()}{record.customers[1:]}.")
     if findings and record.pairing:
         _say(record.pairing)
+    if findings and record.unexplained:
+        _say(_without_capability(record, analyst))
     _print_figures({**record.figures, "faults": Counter(citation.fault for citation in record.faults)})
+
+
+def _without_capability(record: AnalysisRecord, analyst: str) -> str:
+    """Say how many failures lack none of the capabilities."""
+    hint = " --analyst llm reads the whole conversations." if analyst == BUILTIN else ""
+    return f"{record.unexplained} of {record.outcomes[1]} failures lack none of these capabilities.{hint}"
 
 
 def _pairing(detail: Mapping[str, Any]) -> str:

@@ -51,6 +51,7 @@ EXAMPLES = 5
 # Keys in the event of the stage, with ``WITHIN_TASKS``.
 MIXED_TASKS = "tasks with both outcomes"
 MIXED_FAILURES = "failures in tasks with both outcomes"
+UNEXPLAINED = "failures without a lacking capability"
 
 
 @dataclass(frozen=True)
@@ -167,8 +168,8 @@ def save_analysis(
         tasks: The task of each trajectory.
 
     Returns:
-        For the event of the stage: the number of tasks with successes and failures, the failures in these tasks, and
-        whether the gaps are within tasks.
+        For the event of the stage: the number of tasks with successes and failures, the failures in these tasks,
+        whether the gaps are within tasks, and the failures that lack no capability in any run.
     """
     labels = [label for label in analysis.labels if label.trajectory_id in outcomes]
     save_capabilities(session, cycle_id, analysis.capabilities)
@@ -184,12 +185,16 @@ def save_analysis(
         cycle_id, labels, mined_outcomes, settings.analysis, settings.seed, tasks=tasks, repeated=analysis.repeated
     )
     save_findings(session, findings)
+    lacking_ids = {label.trajectory_id for label in labels if label.verdict is Verdict.LACKING}
     names = mixed_tasks(mined_outcomes, tasks)
     failures = [tasks[key] for key, outcome in mined_outcomes.items() if outcome is Outcome.FAILURE]
     return {
         MIXED_TASKS: len(names),
         MIXED_FAILURES: sum(task in names for task in failures),
         WITHIN_TASKS: is_within_tasks(mined_outcomes, tasks),
+        UNEXPLAINED: sum(
+            outcome is Outcome.FAILURE and key not in lacking_ids for key, outcome in mined_outcomes.items()
+        ),
     }
 
 

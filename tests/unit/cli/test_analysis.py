@@ -2,7 +2,10 @@
 
 import pytest
 
-from traced.cli.analysis import AnalysisRecord, show_analysis
+from store.records import WITHIN_TASKS
+from tests.unit.store.chain import FINDING
+from traced.cli.analysis import AnalysisRecord, _pairing, show_analysis
+from traced.pipeline.findings import MIXED_FAILURES, MIXED_TASKS
 
 WRONG = {
     "faults nobody said": 2,
@@ -44,6 +47,18 @@ def test_it_says_why_nothing_was_found(
     show_analysis("c1", "builtin", [], AnalysisRecord({}, [], [], {}, outcomes))
     text = " ".join(capsys.readouterr().out.split())
     assert [line for line in lines if line not in text] == []
+
+
+def test_it_says_what_the_gaps_compare_and_how_many_failures_no_capability_explains(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    detail = {MIXED_TASKS: 12, MIXED_FAILURES: 29, "failures": 65, WITHIN_TASKS: True}
+    record = AnalysisRecord({}, [], [], {}, (39, 65), _pairing(detail), 20)
+    show_analysis("c1", "builtin", [FINDING], record)
+    text = " ".join(capsys.readouterr().out.split())
+    assert "failures with successes of the same task: 12 tasks have both successes and failures, with 29 of 65" in text
+    assert "20 of 65 failures lack none of these capabilities. --analyst llm reads the whole conversations." in text
+    assert "Gaps within tasks need at least 5 such tasks with 25 % of" in _pairing(detail | {WITHIN_TASKS: False})
 
 
 def test_it_says_nothing_of_what_went_as_it_should(capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,12 +3,27 @@
 import random
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+from agents.analyst.llm.analysis import Analysis
+from store.database import open_store, sqlite_url, write_session
+from store.records import WITHIN_TASKS
+from store.repositories.cycles import save_cycle
+from store.repositories.trajectories import save_trajectories
 from store.types import Label, Outcome, Verdict
+from tests.unit.store.chain import CAPABILITY, CYCLE, trajectory
 from traced.config.cycle_sections import AnalysisSection
-from traced.pipeline.findings import _equal_in_all_runs, contrast_findings
+from traced.config.settings import load_settings
+from traced.pipeline.findings import (
+    MIXED_FAILURES,
+    MIXED_TASKS,
+    UNEXPLAINED,
+    _equal_in_all_runs,
+    contrast_findings,
+    save_analysis,
+)
 
 RUNS = 5
 
@@ -61,6 +76,20 @@ def test_a_finding_says_that_it_compares_different_tasks() -> None:
     (finding,) = contrast_findings("c1", labels, outcomes, AnalysisSection(), 0, tasks={})
     assert finding.basis == "across tasks, which is weaker evidence"
     assert replace(finding, counts={}).basis == ""  # of an earlier version
+
+
+def test_the_event_counts_failures_that_lack_nothing(tmp_path: Path) -> None:
+    labels, outcomes = labels_of(12, lacking_count=4)
+    tasks = {key: key[1:] for key in outcomes}  # each task was failed once and solved once
+    settings = load_settings(tmp_path)
+    store = open_store(sqlite_url(tmp_path / "traced.db"))
+    with write_session(store) as session:
+        save_cycle(session, CYCLE)
+        save_trajectories(session, [trajectory(key, outcome) for key, outcome in outcomes.items()])
+        analysis = Analysis([replace(CAPABILITY, name="c")], labels)
+        detail = save_analysis(session, settings, CYCLE.id, analysis, outcomes, tasks=tasks)
+    store.dispose()
+    assert detail == {MIXED_TASKS: 12, MIXED_FAILURES: 12, WITHIN_TASKS: True, UNEXPLAINED: 8}
 
 
 def test_runs_that_repeat_themselves_count_once_and_agree_with_nothing() -> None:

@@ -14,7 +14,7 @@ from rich.console import Console
 
 from agents.synthesizer.builtin import synthesize as write_environment
 from store.database import open_store, read_session, sqlite_url, write_session
-from store.records import Cycle, CycleState, Exchange, Finding, StageState
+from store.records import WITHIN_TASKS, Cycle, CycleState, Exchange, Finding, StageState
 from store.repositories.capabilities import count_labelled, list_labels
 from store.repositories.cycles import list_stage_events, save_cycle
 from store.repositories.serving import save_exchanges
@@ -241,6 +241,9 @@ async def test_production_is_analysed_beside_the_episodes_once_and_for_good(cont
         "failures": counts[Outcome.FAILURE],
         "left_out": {production.OTHER_TOOLS: 1},
         analysts.MIXED_TASKS: 0,
+        analysts.MIXED_FAILURES: 0,
+        WITHIN_TASKS: False,
+        analysts.UNEXPLAINED: 0,
         "retained": [item.capability for item in findings if item.retained],
     }
     assert {f"router-{LATE + n}" for n in range(20)} < {label.trajectory_id for label in labels}
