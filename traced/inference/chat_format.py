@@ -313,7 +313,10 @@ def load_chat_format(model_dir: Path) -> ChatFormat:
     from transformers import AutoTokenizer
 
     try:
-        return ChatFormat(AutoTokenizer.from_pretrained(model_dir, local_files_only=True))
+        tokenizer = AutoTokenizer.from_pretrained(model_dir, local_files_only=True)
+        # Who counts tokens compares them with limits of its own; transformers would print a warning on the terminal.
+        tokenizer.deprecation_warnings["sequence-length-is-longer-than-the-specified-maximum"] = True
+        return ChatFormat(tokenizer)
     except TemplateError as error:
         raise ModelError(f"the model at {model_dir} has no chat template", hint="use an instruct model") from error
     except (OSError, ValueError, KeyError, ImportError, StrictDataclassError) as error:

@@ -1,6 +1,8 @@
 """Rendering, parsing and continuing conversations in the chat format of each model family."""
 
 import json
+import subprocess
+import sys
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -425,3 +427,16 @@ def test_every_template_that_trl_ships_is_exact_or_refused_with_a_reason(name: s
     assert problem == "" or problem.startswith("the chat template (")
     if not problem:
         TurnFormat(chat_format(name)).between([user("Thanks.")])
+
+
+def test_counting_the_tokens_of_a_long_conversation_prints_nothing() -> None:
+    """Transformers warns of a sequence above the model's length; who counts compares with limits of its own."""
+    # In a process of its own: transformers warns once, and keeps the stream that it saw first.
+    code = """
+from traced.inference.chat_format import load_chat_format
+from traced.inference.model_files import BUNDLED
+print(len(load_chat_format(BUNDLED).render([{"role": "user", "content": "hello " * 3000}], [])))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert int(done.stdout) > 1024
+    assert done.stderr == ""
