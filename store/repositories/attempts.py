@@ -1,8 +1,8 @@
 """Attempts at stages, and the inputs that are quarantined because too many attempts failed.
 
 Invariants: an attempt starts as ``running`` and ends once. An input is identified by (stage, capability, input hash),
-not by cycle, so failures in one cycle count in the next. Not covered: when to retry and to quarantine
-(``traced.jobs``).
+not by cycle, so failures in one cycle count in the next. A person releases a quarantined input, or a later success of
+its stage does. Not covered: when to retry and to quarantine (``traced.jobs``).
 """
 
 from collections import Counter
@@ -222,6 +222,33 @@ def release_quarantined(session: Session, quarantine_id: str, *, actor: str, at:
         session.add(row)
         session.flush()
     return _quarantined(row)
+
+
+def release_succeeded(session: Session, cycle_id: str, stage: str, capability: str, *, at: datetime) -> None:
+    """Release the quarantined inputs of a stage that has succeeded since, so that nobody is asked to retry it.
+
+    These are the inputs of this cycle, and of cycles with the same target, model, seed and settings.
+    """
+    query = select(QuarantineRow).where(
+        QuarantineRow.stage == stage, QuarantineRow.capability == capability, col(QuarantineRow.released_at).is_(None)
+    )
+    rows = session.exec(query).all()
+    if not rows:
+        return
+    identity = _identity(session, cycle_id)
+    for row in rows:
+        if _identity(session, row.cycle_id) == identity:
+            row.released_at, row.released_by = at, "the success of the stage"
+            session.add(row)
+    session.flush()
+
+
+def _identity(session: Session, cycle_id: str) -> tuple[str, str, int, JsonObject]:
+    """Return what the results of a cycle depend on besides the inputs of its stages."""
+    row = session.get(CycleRow, cycle_id)
+    if row is None:
+        raise NotFound("cycle", cycle_id)
+    return row.target, row.model, row.seed, row.config
 
 
 def _matching_input(query: Any, table: type[AttemptRow] | type[QuarantineRow], key: InputKey) -> Any:

@@ -65,6 +65,9 @@ def test_conversations_of_a_recorded_target_are_analysed_in_a_cycle_of_the_targe
     assert missing.code != 0
     message = "0 conversations of acme are judged, 0 successes and 0 failures; the analysis needs 4 of each"
     assert message in " ".join(missing.err.split())
+    assert traced("status", "--json", *options).json["cycles"] == []
+    assert "no episode of the target acme can be played" in " ".join(traced("evaluate", "--base", *options).err.split())
+    assert traced("status", "--json", *options).json["cycles"] == []
     imported = traced("import", file, *options, "--json").json
     assert (imported["cycle"], imported["source"], imported["added"]) == (None, "acme", 24)
     analyzed = traced("analyze", *options, "--json")

@@ -42,6 +42,7 @@ from traced.pipeline.preflight import check_cycle
 from traced.pipeline.synthesize import synthesize as synthesize_stage
 from traced.pipeline.train import train as train_stage
 from traced.targets.conversation_target import conversation_target
+from traced.targets.registry import check_playable, target
 
 Capabilities = Annotated[
     list[str] | None,
@@ -226,6 +227,7 @@ def evaluate(
 
 def _evaluate_base(settings: Settings, as_json: bool) -> None:
     """Print the success rates of the base model and of doing nothing on the test split."""
+    check_playable(target(settings))
     check, rates = on_cycle(settings, evaluate_base, create=True)
     if as_json:
         print_json({"test": rates, "self_check": check})

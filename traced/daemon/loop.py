@@ -1,8 +1,9 @@
 """The cycle loop: picks the cycle that is due and runs one at a time until it ends, waits for people, or is stopped.
 
 Invariants: the store determines which cycle is due, so a restarted service continues it; a cycle begins only if all
-checks of its settings pass, and keeps these settings; a waiting cycle continues once no decision is pending or more
-episodes were requested; no cycle of a paused target runs.
+checks of its settings pass, and keeps these settings; a cycle of a recorded target collects only once there are enough
+judged conversations; a waiting cycle continues once no decision is pending or more episodes were requested; no cycle of
+a paused target runs.
 How it fails: a defect, or a quarantined input of a stage that all capabilities share, fails the cycle and not the
 service. Store and disk errors are retried after ``POLL_S``. Cancellation stops the stage at its next safe point and
 marks the cycle interrupted.
@@ -54,7 +55,7 @@ from traced.config.settings import (
     with_defaults,
 )
 from traced.core.checks import raise_first
-from traced.core.errors import ConfigError, CycleChanged, TracedError
+from traced.core.errors import ConfigError, CycleChanged, StageError, TracedError
 from traced.core.progress import Progress
 from traced.core.resources import Meter
 from traced.core.signals import cancel_once
@@ -210,6 +211,8 @@ class CycleLoop:
     async def _next_cycle(self, drained: "asyncio.Future[Any]") -> Cycle | None:
         """Return the cycle to run now, or None; create one if it was requested and its settings pass all checks."""
         cycle, cause = await asyncio.to_thread(self._next_work)
+        if cycle is not None and not await asyncio.to_thread(self._can_collect, cycle):
+            return None
         if not cause:
             return cycle
         # The settings may be reloaded during the checks; the cycle gets those that were checked.
@@ -241,18 +244,33 @@ class CycleLoop:
                     return cycle, ""
         return None, ("" if unfinished else target_state.asked_for or self._requested_cause)
 
-    def _check_conversations(self, settings: Settings) -> None:
-        """Raise ``StageError`` if a cycle of a recorded target has to wait for more conversations."""
-        from traced.pipeline.collect import check_conversations  # as ``_quick_checks``
-        from traced.pipeline.constant_customer import split_without_constant_customer
-        from traced.pipeline.incumbent import current_incumbent
+    def _can_collect(self, cycle: Cycle) -> bool:
+        """Whether an unfinished cycle can go on; store the reason if its collection waits for conversations."""
+        try:
+            self._check_conversations(self.settings, cycle)
+        except StageError as error:
+            self._record_start_blocker(error)
+            return False
+        return True
 
+    def _check_conversations(self, settings: Settings, cycle: Cycle | None = None) -> None:
+        """Raise ``StageError`` if a new or unfinished cycle of a recorded target has to wait for more conversations."""
         target = conversation_target(settings)
-        if target.is_recorded:
-            split_without_constant_customer(self.store, target)
+        if not target.is_recorded:
+            return
+        from traced.pipeline.collect import check_conversations, has_collected  # as ``_quick_checks``
+        from traced.pipeline.constant_customer import split_without_constant_customer
+        from traced.pipeline.incumbent import current_incumbent, find_incumbent
+
+        if cycle is not None:
             with read_session(self.store) as session:
-                incumbent = current_incumbent(session, base_model(settings).name, settings)
-                check_conversations(session, target.name, incumbent)
+                if has_collected(session, cycle.id):
+                    return
+        split_without_constant_customer(self.store, target)
+        with read_session(self.store) as session:
+            incumbent = find_incumbent(session, cycle.id) if cycle is not None else None
+            model = cycle.model if cycle is not None else base_model(settings).name
+            check_conversations(session, target.name, incumbent or current_incumbent(session, model, settings))
 
     async def _check_model(self, settings: Settings, drained: "asyncio.Future[Any]") -> bool:
         """Make the checks that load the model, if they are needed; return False if the service drains meanwhile.
@@ -435,9 +453,11 @@ class CycleLoop:
     def _mark_running(self, cycle: Cycle, session: Session) -> bool:
         """Mark the cycle as running; return False if it may no longer run."""
         # A person may have ended it, or paused the target, since it was picked.
-        paused = get_target_state(session, cycle.target).paused_at is not None
-        if paused or get_cycle(session, cycle.id).state in ENDED_STATES:
+        target_state = get_target_state(session, cycle.target)
+        if target_state.paused_at is not None or get_cycle(session, cycle.id).state in ENDED_STATES:
             return False
+        if target_state.cannot_begin:
+            record_start_blocker(session, cycle.target, "")
         self._set_state(session, cycle, CycleState.RUNNING, {})
         return True
 

@@ -167,6 +167,12 @@ def check_conversations(session: Session, name: str, incumbent: Incumbent) -> No
     )
 
 
+def has_collected(session: Session, cycle_id: str) -> bool:
+    """Whether the collection of a cycle has finished."""
+    events = list_stage_events(session, cycle_id)
+    return any(event.stage == "collect" and event.state is StageState.FINISHED for event in events)
+
+
 def not_analyzed(context: Context) -> int:
     """Return how many conversations of a recorded target the cycle's analysis could have used and has not."""
     with context.read_session() as session:

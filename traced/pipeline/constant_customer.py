@@ -71,8 +71,14 @@ def split_without_constant_customer(store: Engine, target: ConversationTarget) -
     if splits:
         with write_session(store) as session:
             # A cycle may have used conversations meanwhile.
-            constant, splits = _changed_splits(session, target)
-            update_splits(session, splits)
+            return update_constant_customer(session, target)
+    return constant
+
+
+def update_constant_customer(session: Session, target: ConversationTarget) -> ConstantCustomer | None:
+    """Do the same within a transaction."""
+    constant, splits = _changed_splits(session, target)
+    update_splits(session, splits)
     return constant
 
 

@@ -24,6 +24,7 @@ from sandbox.policy import SandboxLimits
 from sandbox.user import User, asks_for_model
 from store.database import open_store, read_session, write_session
 from store.records import Event, StageEvent, StageState
+from store.repositories.attempts import release_succeeded
 from store.repositories.cycles import save_stage_event
 from store.repositories.events import save_event
 from traced.config.settings import Settings
@@ -196,6 +197,8 @@ class Context:
             save_event(
                 session, Event(at, f"stage {state.value}", stage, self.cycle_id, {"capability": capability} | detail)
             )
+            if state is StageState.FINISHED:
+                release_succeeded(session, self.cycle_id, stage, capability or "", at=at)
 
     @contextmanager
     def stage(self, stage: str, title: str, capability: str | None = None, total: int = 0) -> Iterator["RunningStage"]:

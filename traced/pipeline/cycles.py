@@ -13,6 +13,10 @@ from store.records import Cycle, CycleState
 from store.repositories.cycles import list_cycles, save_cycle
 from traced.config.settings import Settings, configuration, with_defaults
 from traced.llm.connection import check_model
+from traced.pipeline.collect import check_conversations
+from traced.pipeline.constant_customer import update_constant_customer
+from traced.pipeline.incumbent import current_incumbent
+from traced.targets.conversation_target import conversation_target
 from traced.targets.registry import check_seeds, target
 
 
@@ -30,8 +34,12 @@ def find_cycle(
     Args:
         accepts: Whether a cycle that has ended is accepted too.
         rejects: Whether an unfinished cycle is not accepted.
+
+    Raises:
+        StageError: A new cycle of a recorded target would have too few judged conversations.
     """
-    check_seeds(target(settings), settings)
+    cycle_target = target(settings)
+    check_seeds(cycle_target, settings)
     config = configuration(settings)
     earlier_cycles = [
         cycle
@@ -46,6 +54,10 @@ def find_cycle(
             return cycle
     # Before the cycle is stored: a missing model should fail now, not hours later in a stage.
     check_model(settings)
+    if cycle_target.is_recorded:
+        # A cycle without enough conversations would stay unfinished, and the service would take it up.
+        update_constant_customer(session, conversation_target(settings))
+        check_conversations(session, cycle_target.name, current_incumbent(session, model, settings))
     cycle_id = (
         f"{settings.target.name}-{re.sub(r'[^A-Za-z0-9._]+', '_', model)}-{settings.seed}-{len(earlier_cycles) + 1}"
     )

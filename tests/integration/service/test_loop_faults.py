@@ -9,18 +9,19 @@ from pathlib import Path
 import pytest
 
 from store.database import read_session, write_session
-from store.records import CycleState
+from store.records import Cycle, CycleState, StageEvent, StageState
+from store.repositories.cycles import save_cycle, save_stage_event
 from store.repositories.events import due_notices
 from store.repositories.trajectories import save_trajectories
 from store.types import Outcome
-from tests.integration.service.place import Place
+from tests.integration.service.place import AT_ONCE, Place
 from tests.integration.service.scripted import CRASHED, FINISHED
 from tests.unit.store.chain import T0
-from tests.unit.targets.conversations import conversation
+from tests.unit.targets.conversations import ACME, conversation
 from traced.api.auth import Caller
 from traced.app.service import _on_loop_end
 from traced.client.models import ACTIVITY, WAITS, Reason
-from traced.config.settings import ModelSection, Settings
+from traced.config.settings import ModelSection, Settings, configuration, load_settings
 from traced.core.ownership import is_alive
 from traced.core.signals import Lifecycle
 from traced.inference.model_files import BUNDLED
@@ -99,6 +100,35 @@ async def test_a_cycle_of_recorded_conversations_waits_for_them(place: Place) ->
     cycle = await place.loop._next_cycle(pending_future())
     assert cycle is not None
     assert (cycle.target, place.control.status().target.cannot_begin) == ("acme", "")
+
+
+async def test_an_unfinished_cycle_of_recorded_conversations_waits_for_them_too(place: Place) -> None:
+    """A command may leave a cycle whose collection has not finished; the service neither fails nor quarantines it."""
+    acme = load_settings(place.data_dir, {**AT_ONCE, **ACME})
+    place.loop.settings = place.control.settings = acme
+    with write_session(place.store) as session:
+        save_cycle(session, Cycle("c1", "acme", "bundled", 0, configuration(acme), CycleState.INTERRUPTED, T0))
+        save_trajectories(session, [conversation(number, Outcome.SUCCESS) for number in range(5)])
+        save_trajectories(session, [conversation(number, Outcome.FAILURE) for number in range(5, 7)])
+    for _ in range(4):
+        assert await place.loop._next_cycle(pending_future()) is None
+    reason = "7 conversations of acme are judged, 5 successes and 2 failures; the analysis needs 4 of each"
+    assert place.control.status().target.cannot_begin.startswith(reason)
+    assert (place.cycle().state, place.scripted.stage_runs) == (CycleState.INTERRUPTED, [])
+    with write_session(place.store) as session:
+        save_trajectories(session, [conversation(number, Outcome.FAILURE) for number in range(7, 9)])
+    assert (await place.run_until(*WAITING)).id == "c1"
+    assert place.scripted.stage_runs[:2] == ["collect", "analyze"]
+    assert place.control.status().target.cannot_begin == ""
+
+
+async def test_a_cycle_that_has_collected_needs_no_further_conversations(place: Place) -> None:
+    acme = load_settings(place.data_dir, {**AT_ONCE, **ACME})
+    place.loop.settings = place.control.settings = acme
+    with write_session(place.store) as session:
+        save_cycle(session, Cycle("c1", "acme", "bundled", 0, configuration(acme), CycleState.INTERRUPTED, T0))
+        save_stage_event(session, StageEvent("c1", "collect", StageState.FINISHED, T0))
+    assert await place.loop._next_cycle(pending_future()) is not None
 
 
 async def test_a_failed_check_of_the_model_blocks_the_beginning_and_the_remedy_is_used(place: Place) -> None:

@@ -1,5 +1,7 @@
 """Attempts and quarantined inputs."""
 
+from dataclasses import replace
+
 import pytest
 from sqlalchemy import Engine
 from sqlmodel import Session
@@ -18,6 +20,7 @@ from store.repositories.attempts import (
     quarantine,
     record_heartbeat,
     release_quarantined,
+    release_succeeded,
     running_attempts,
 )
 from store.repositories.cycles import save_cycle
@@ -84,6 +87,25 @@ def test_an_input_is_quarantined_until_it_is_released(db: Session) -> None:
         release_quarantined(db, "p9", actor="Ada", at=T0)
     quarantine(db, QuarantinedInput("p2", "c1", KEY, "again", {}, T0))
     assert [p.id for p in list_quarantined(db, released=True)] == ["p2", "p1"]
+
+
+def test_a_later_success_of_a_stage_releases_its_inputs_in_cycles_of_the_same_settings(db: Session) -> None:
+    """Commands make a new cycle after a failed one, which repeats its stages."""
+    save_cycle(db, replace(CYCLE, id="same"))
+    save_cycle(db, replace(CYCLE, id="other", config={"changed": True}))
+    for name, cycle_id, stage, capability in (
+        ("p1", "c1", "collect", ""),
+        ("p2", "other", "collect", ""),
+        ("p3", "c1", "train", "dates"),
+    ):
+        quarantine(db, QuarantinedInput(name, cycle_id, InputKey(stage, capability, name), "failed", {}, T0))
+    release_succeeded(db, "same", "collect", "", at=later(1))
+    assert [entry.id for entry in list_quarantined(db)] == ["p3", "p2"]
+    release_succeeded(db, "same", "train", "sums", at=later(1))
+    assert [entry.id for entry in list_quarantined(db)] == ["p3", "p2"]
+    release_succeeded(db, "c1", "train", "dates", at=later(1))
+    assert [entry.id for entry in list_quarantined(db)] == ["p2"]
+    assert list_quarantined(db, released=True)[-1].released_by == "the success of the stage"
 
 
 def test_an_attempt_of_no_cycle_is_refused(engine: Engine) -> None:

@@ -16,7 +16,7 @@ from agents.tool_schemas import merged_tools
 from agents.transcript import transcript
 from sandbox.admission.interface import is_same_tool
 from store.database import open_store, read_session, write_session
-from store.records import Finding
+from store.records import CycleState, Finding
 from store.repositories.cycles import list_cycles, list_stage_events
 from store.repositories.trajectories import list_trajectories, save_trajectories, update_outcome
 from store.types import INFERRED, EndCause, Outcome, Trajectory
@@ -499,9 +499,41 @@ def test_an_import_names_a_target(settings: Settings, conversations: Path) -> No
     store.dispose()
 
 
+def judged_conversations(successes: int, failures: int) -> list[Trajectory]:
+    outcomes = [Outcome.SUCCESS] * successes + [Outcome.FAILURE] * failures
+    return [conversation(number, outcome) for number, outcome in enumerate(outcomes)]
+
+
+def test_no_cycle_is_stored_that_has_too_few_conversations(settings: Settings) -> None:
+    store = open_store(settings.store_url)
+    with write_session(store) as session:
+        save_trajectories(session, judged_conversations(10, 2))
+    with (
+        pytest.raises(StageError, match="10 successes and 2 failures; the analysis needs 4"),
+        write_session(store) as s,
+    ):
+        find_cycle(s, settings, "tiny", at=NOW)
+    with write_session(store) as session:
+        assert list_cycles(session) == []
+        save_trajectories(session, judged_conversations(10, 4))
+        assert find_cycle(session, settings, "tiny", at=NOW).state is CycleState.RUNNING
+    store.dispose()
+
+
+def test_a_constant_customer_whose_conversations_are_held_out_keeps_no_cycle_from_beginning(settings: Settings) -> None:
+    store = open_store(settings.store_url)
+    rows = [replace(row, customer="client", split=HELD_OUT) for row in judged_conversations(20, 20)]
+    with write_session(store) as session:
+        save_trajectories(session, rows)
+        assert find_cycle(session, settings, "tiny", at=NOW).state is CycleState.RUNNING
+        assert {row.split for row in list_trajectories(session)} == {TRAIN, HELD_OUT}
+    store.dispose()
+
+
 def test_a_cycle_that_is_over_is_followed_by_another_one(settings: Settings) -> None:
     store = open_store(settings.store_url)
     with write_session(store) as session:
+        save_trajectories(session, judged_conversations(4, 4))
         first = find_cycle(session, settings, "tiny", at=NOW)
         assert find_cycle(session, settings, "tiny", at=NOW) == first
         second = find_cycle(session, settings, "tiny", at=NOW, rejects=lambda cycle: cycle.id == first.id)
