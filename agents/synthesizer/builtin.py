@@ -484,6 +484,5 @@ def _too_few(capability: Capability, sources: _Sources, solvable: list[Template]
     return (
         f"{capability.name}: {sum(not template['control'] for template in solvable)} usable scenario templates, "
         f"{MINIMUM_TEMPLATES} are needed. Successful conversations that exercised it: {exercised_count} "
-        f"(left out: {reasons or 'none'}). Collect more episodes of the target with `traced collect`, or "
-        "record more conversations, then run `traced analyze` and `traced synthesize` again"
+        f"(left out: {reasons or 'none'})"
     )

@@ -103,6 +103,7 @@ def test_from_a_file_of_conversations_to_traffic(traced: Traced, tmp_path: Path)
     conversations(tmp_path / "traced-data", file)
     count = len(file.read_text().splitlines())
     assert f"{count} new" in words(traced("import", file, *OPTIONS))
+    assert "Next: traced synthesize --set target.name=shop" in words(traced("analyze", *OPTIONS))
     findings = traced("analyze", "--json", *OPTIONS).json["capabilities"]
     capability = "multi-step-completion"
     assert capability in [finding["capability"] for finding in findings if finding["retained"]]

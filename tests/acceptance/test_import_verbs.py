@@ -89,6 +89,29 @@ def test_conversations_of_a_recorded_target_are_analysed_in_a_cycle_of_the_targe
     assert "no episode of the target acme can be played" in " ".join(demo.err.split())
 
 
+def test_changed_settings_need_a_new_cycle_and_the_old_one_is_cancelled_without_a_service(
+    traced: Traced, tmp_path: Path
+) -> None:
+    file = tmp_path / "recorded.json"
+    file.write_text(json.dumps([{**record, "trial": trial} for record in records() for trial in range(8)]))
+    options = ("--set", "target.name=acme", "--set", "target.kind=recorded", "--set", "target.held_out=0.01")
+    assert "Try: traced analyze" in traced("synthesize", *options).err
+    assert traced("import", file, *options).code == 0
+    assert traced("analyze", *options).code == 0
+    changed = traced("admit", *options, "--set", "training.max_length=2000")
+    advice = "new one with these settings: traced analyze (traced cycle cancel acme-bundled-0-1 ends the other one)"
+    assert advice in " ".join(changed.err.split())
+    assert (
+        traced("analyze", *options, "--set", "training.max_length=2000", "--json").json["cycle"] == "acme-bundled-0-2"
+    )
+    cancelled = traced("cycle", "cancel", "acme-bundled-0-1", "--reason", "too short")
+    assert "acme-bundled-0-1 is cancelled" in cancelled.out
+    states = {cycle["cycle"]: cycle["state"] for cycle in traced("status", "--json", *options).json["cycles"]}
+    assert states == {"acme-bundled-0-1": "cancelled", "acme-bundled-0-2": "unfinished"}
+    assert "is already cancelled" in traced("cycle", "cancel", "acme-bundled-0-1").err
+    assert "acme-9" in traced("cycle", "cancel", "acme-9").err
+
+
 def test_the_privileged_part_is_nowhere_in_the_data_directory(traced: Traced, tmp_path: Path) -> None:
     canary_records: list[Any] = [{**record, "info": {**record["info"], "planted": CANARY}} for record in records()]
     file = tmp_path / "planted.json"

@@ -35,7 +35,6 @@ from store.repositories.cycles import (
     pause_target,
     record_cycle_request,
     resume_target,
-    set_cycle_state,
 )
 from store.repositories.environments import get_environment
 from store.repositories.events import event_range, list_audit, list_events, newest_events
@@ -284,9 +283,7 @@ class Control:
         state = self._cycle_state(session, cycle_id)
         if state in ENDED_STATES:
             raise Busy(f"cycle {cycle_id} is already {state.value}", hint="traced status")
-        set_cycle_state(session, cycle_id, CycleState.CANCELLED, at=action.at)
-        decisions.record(session, action, "cancel", cycle_id, cycle_id=cycle_id)
-        return Done(said=f"{cycle_id} is cancelled", subject=cycle_id)
+        return decisions.cancel(session, action, cycle_id)
 
     def training_at_work(self, run: TrainingRun) -> bool:
         """Whether this service runs the training now."""

@@ -87,7 +87,7 @@ def admit(
 ) -> None:
     """Check the environments of the cycle in a container, or a single environment file without a store or model.
 
-    After a refusal run `traced synthesize` again; it writes another environment (llm: a repair of this one).
+    After a refusal it says what helps. With llm, `traced synthesize` then writes a repair.
 
     Exit code 0: admitted; 1: refused; 3: not checked, e.g. because the file or the Docker engine is missing.
     """

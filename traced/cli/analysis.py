@@ -22,7 +22,7 @@ from store.repositories.capabilities import list_capabilities
 from store.repositories.cycles import list_cycles, list_stage_events
 from store.repositories.llm_replies import list_citations, list_faults
 from traced.cli.current_cycle import collected_alike, on_cycle, to_be_analyzed
-from traced.cli.options import AsJson, DataDir, Model, Overrides, Seed, read_settings
+from traced.cli.options import AsJson, DataDir, Model, Overrides, Seed, read_settings, repeated
 from traced.cli.output import console, print_json, progress
 from traced.cli.store_session import opened_store, store_reader, writing
 from traced.config.settings import Settings
@@ -340,13 +340,16 @@ def analyze(
     else:
         cycle, findings = _imported(settings) or _collected(settings)
     record = stored_analysis(settings, cycle)
-    analyst = settings.analysis.analyst
     if as_json:
-        print_json({"cycle": cycle, "analyst": analyst, "capabilities": findings, **record.as_json()})
+        report = {"cycle": cycle, "analyst": settings.analysis.analyst, "capabilities": findings}
+        print_json({**report, **record.as_json()})
         return
-    show_analysis(cycle, analyst, findings, record)
+    show_analysis(cycle, settings.analysis.analyst, findings, record)
     if rest:
         _say(f"{rest} conversations with an outcome are not in this analysis; traced collect begins a new cycle")
+    if conversation_target(settings).is_recorded and any(finding.retained for finding in findings):
+        command = repeated("traced synthesize", data_dir, overrides, model=model, seed=seed, analysis__analyst=analyst)
+        _say(f"Next: {command}")
 
 
 def _parse_analysts(text: str) -> list[str]:

@@ -18,7 +18,7 @@ from sqlmodel import Session
 from store.records import Cycle, EnvironmentRecord
 from store.repositories.adapters import get_adapter, list_adapters
 from store.repositories.capabilities import list_findings
-from store.repositories.cycles import list_cycles, set_cycle_config
+from store.repositories.cycles import UNFINISHED_STATES, list_cycles, set_cycle_config
 from traced.cli.output import progress
 from traced.cli.store_session import writing
 from traced.config.settings import TARGET_START, Settings, configuration, with_defaults
@@ -33,6 +33,7 @@ from traced.pipeline.context import Context, open_context, utc_now
 from traced.pipeline.cycles import find_cycle
 from traced.pipeline.inheritance import inherited_version
 from traced.pipeline.synthesize import written_environments
+from traced.targets.conversation_target import conversation_target
 
 ANALYSIS = ("analysis", "llm")  # settings that episodes do not depend on
 Answer = TypeVar("Answer")
@@ -192,8 +193,11 @@ def _current(session: Session, settings: Settings, model: str, free: Sequence[st
     if cycle is not None:
         return cycle
     description = f"no cycle of {settings.target.name} with model {model} and seed {settings.seed}"
+    command = "traced analyze" if conversation_target(settings).is_recorded else "traced collect"
     if not candidates:
-        raise TracedError(f"{settings.data_dir} has {description}", hint="traced collect")
+        raise TracedError(f"{settings.data_dir} has {description}", hint=command)
+    is_unfinished = candidates[0].state in UNFINISHED_STATES
+    ending = f" (traced cycle cancel {candidates[0].id} ends the other one)" if is_unfinished else ""
     key, value, now = _difference(bound(with_defaults(candidates[0].config)), current_config)
     raise TracedError(
         (
@@ -201,10 +205,10 @@ def _current(session: Session, settings: Settings, model: str, free: Sequence[st
             f"{value!r}, not {now!r}"
         ),
         hint=(
-            "the target has changed: its settings, or its file. Put it back to use that cycle, or start a new one with "
-            "traced collect"
+            "the target has changed: its settings, or its file. Put it back to use that cycle, or begin a new one: "
+            f"{command}{ending}"
             if key == f"target.{TARGET_START}"
-            else f"add --set {key}={value} to use that cycle, or start a new one with traced collect"
+            else f"add --set {key}={value} to use that cycle, or begin a new one with these settings: {command}{ending}"
         ),
     )
 

@@ -1,8 +1,8 @@
 """Commands for the running service: cycle start and cancel, pause, resume; service install, uninstall, show; and tui.
 
-The cycle commands, pause and resume call the control API; the service commands install the service under systemd. The
-terminal interface is a separate program (``python -m tui``) that replaces this process: nothing here imports it, and it
-imports only the client of the control API.
+The cycle commands, pause and resume call the control API (cancel also works without a service); the service commands
+install the service under systemd. The terminal interface is a separate program (``python -m tui``) that replaces this
+process: nothing here imports it, and it imports only the client of the control API.
 """
 
 import asyncio
@@ -45,8 +45,11 @@ def cancel(
     data_dir: DataDir = None,
     as_json: AsJson = False,
 ) -> None:
-    """Cancel an unfinished cycle; it cannot be resumed."""
-    _ask(data_dir, as_json, lambda client: client.cancel(cycle_id, reason))
+    """Cancel an unfinished cycle, with or without the service; it cannot be resumed."""
+    # Imports HTTPX, Pydantic and SQLAlchemy, which the other commands do not need.
+    from traced.cli.decisions import cancel_cycle
+
+    _print_done(cancel_cycle(read_settings(data_dir), cycle_id, reason), as_json)
 
 
 def pause(reason: Reason = "", data_dir: DataDir = None, as_json: AsJson = False) -> None:
@@ -68,7 +71,10 @@ def _ask(data_dir: Path | None, as_json: bool, request: "Callable[[Client], Awai
         async with Client(default_socket(data_directory(data_dir))) as client:
             return await request(client)
 
-    done = asyncio.run(ask())
+    _print_done(asyncio.run(ask()), as_json)
+
+
+def _print_done(done: "Done", as_json: bool) -> None:
     if as_json:
         print_json(done.model_dump())
     else:

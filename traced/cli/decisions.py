@@ -14,6 +14,7 @@ import re
 import uuid
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
+from importlib.metadata import version
 from typing import Annotated
 
 import typer
@@ -32,7 +33,7 @@ from traced.client import Client, NoDaemon, default_socket
 from traced.client.models import Done, Problem
 from traced.config.settings import Settings
 from traced.core.errors import PromotionError, ServiceSilent, TracedError
-from traced.core.ownership import SERVICE, Holder, current_holder, this_user
+from traced.core.ownership import CYCLE_LOCK, SERVICE, Holder, current_holder, hold_directory, this_user
 from traced.core.reserve import with_reserve
 from traced.inference.model_files import base_name
 from traced.registry import decisions
@@ -281,6 +282,18 @@ def release(
         reason=reason,
     )
     _print(as_json, done, "traced status")
+
+
+def cancel_cycle(settings: Settings, cycle_id: str, reason: str) -> Done:
+    """End an unfinished cycle; raises ``AlreadyRunning`` if a command works on a cycle."""
+
+    def cancel(session: Session, action: Action) -> Done:
+        with hold_directory(
+            settings.data_dir, now=lambda: datetime.now(UTC), version=version("traced"), file_name=CYCLE_LOCK
+        ):
+            return decisions.cancel(session, action, cycle_id)
+
+    return decide(settings, lambda client: client.cancel(cycle_id, reason), cancel, who="", reason=reason)
 
 
 def _confirmed(

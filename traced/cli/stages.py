@@ -28,6 +28,7 @@ from traced.cli.current_cycle import (
 from traced.cli.evidence import patch_as_json, patch_lines
 from traced.cli.options import AsJson, DataDir, Model, Overrides, Seed, Threads, read_settings, repeated
 from traced.cli.output import console, print_json
+from traced.cli.refusals import remedy
 from traced.config.settings import Settings
 from traced.core.errors import CapabilityError, TracedError
 from traced.evaluation.intervals import rate
@@ -118,7 +119,7 @@ def synthesize(
 ) -> None:
     """Write an environment for each retained capability; one that fails the static checks is rewritten at once.
 
-    After `traced admit` refused an environment, run the command again: it writes another one (llm: a repair).
+    After `traced admit` has refused an environment, it says what helps: with llm, this command writes a repair.
     """
     settings = read_settings(data_dir, overrides, model__spec=model, seed=seed)
 
@@ -140,11 +141,10 @@ def admit_capabilities(settings: Settings, capabilities: Sequence[str], as_json:
         name = f"env:{environment.hash[:12]}"
         if not await admit_stage(context, capability, environment.hash):
             report = stored_report(context, environment.hash)
-            checks = [check.name for check in report.checks if not check.passed] if report else []
+            checks = [check for check in report.checks if not check.passed] if report else []
             reason = f"traced show environment {name} shows the reasons"
-            command = f"traced synthesize --synthesizer {environment.synthesizer} {capability}"
-            hint = f"{reason}; {command} writes the next one"
-            raise CapabilityError(f"{name} is refused by {', '.join(checks)}", hint=hint)
+            hint = f"{reason}; {remedy(context, capability, environment.synthesizer, checks)}"
+            raise CapabilityError(f"{name} is refused by {', '.join(check.name for check in checks)}", hint=hint)
         return {"capability": capability, "environment": environment.hash, "summary": f"{name} is admitted"}
 
     _on_capabilities(settings, Step("admitted", "written", work, "traced train"), capabilities, as_json)
@@ -266,7 +266,11 @@ def _on_capabilities(settings: Settings, step: Step, names: Sequence[str] | None
         for entry in report["failed"]:
             hint = f" (try: {entry['hint']})" if entry["hint"] else ""
             console.print(f"{entry['capability']} failed: {entry['reason']}{hint}", highlight=False)
-        console.print(f"Next: {step.next_step if report[step.key] else 'traced status'}", highlight=False)
+        # Otherwise each failure has said what to do.
+        if report[step.key]:
+            console.print(f"Next: {step.next_step}", highlight=False)
+        elif not all(entry["hint"] for entry in report["failed"]):
+            console.print("Next: traced status", highlight=False)
     raise typer.Exit(0 if report[step.key] else 1)
 
 
@@ -274,13 +278,16 @@ async def _do(context: Context, step: Step, names: Sequence[str]) -> dict[str, A
     possible = applicable(context, step.applies_to)
     unknown = [name for name in names if name not in possible]
     if unknown:
+        earlier = _missing_step(context, unknown[0])
         raise TracedError(
             f"{unknown[0]!r} is not a capability whose status is {step.applies_to}",
-            hint=f"one of: {', '.join(possible)}",
+            hint=earlier or (f"one of: {', '.join(possible)}" if possible else "traced analyze shows the capabilities"),
         )
     if not possible:
+        retained = applicable(context, "retained")
         raise TracedError(
-            f"cycle {context.cycle_id} has no capability whose status is {step.applies_to}", hint="traced status"
+            f"cycle {context.cycle_id} has no capability whose status is {step.applies_to}",
+            hint=(_missing_step(context, retained[0]) if retained else "") or "traced analyze",
         )
     results, failures = [], []
     for name in names or possible:
@@ -289,6 +296,15 @@ async def _do(context: Context, step: Step, names: Sequence[str]) -> dict[str, A
         except CapabilityError as error:
             failures.append({"capability": name, "reason": error.message, "hint": error.hint})
     return {"cycle": context.cycle_id, step.key: results, "failed": failures}
+
+
+def _missing_step(context: Context, capability: str) -> str:
+    """Return the first command that a capability of the cycle has not passed yet, "" for any other name."""
+    steps = (("written", "synthesize"), ("admitted", "admit"), ("trained", "train"))
+    if capability not in applicable(context, "retained"):
+        return ""
+    verb = next((verb for kind, verb in steps if capability not in applicable(context, kind)), "")
+    return f"traced {verb} {capability}" if verb else ""
 
 
 def _newest_admitted(context: Context, capability: str) -> str:

@@ -150,6 +150,16 @@ def collection_title(target: Target, incumbent: Incumbent) -> str:
     return f"Collect episodes of {incumbent.title}"
 
 
+def more_conversations(target: Target) -> str:
+    """Return how to get more conversations into the environments of a target."""
+    if target.is_recorded:
+        return (
+            "record or import more conversations with an outcome (traced up, traced import FILE), then traced collect, "
+            "traced analyze and traced synthesize"
+        )
+    return "collect more episodes (traced collect --episodes N), then traced analyze and traced synthesize"
+
+
 def check_conversations(session: Session, name: str, incumbent: Incumbent) -> None:
     """Raise ``StageError`` if a recorded target has too few judged conversations of its incumbent for an analysis."""
     selection = _selection(session, name, incumbent)

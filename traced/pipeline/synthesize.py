@@ -62,7 +62,7 @@ from traced.llm.connection import StoreLedger
 from traced.llm.connection import model as connected
 from traced.pipeline.admit import episode_limits, stored_report, thresholds, usable_world
 from traced.pipeline.attribution import replay_model
-from traced.pipeline.collect import collected
+from traced.pipeline.collect import collected, more_conversations
 from traced.pipeline.context import Context, RunningStage
 from traced.pipeline.episodes import BASE
 from traced.pipeline.incumbent import incumbent_of
@@ -177,7 +177,7 @@ async def _write_builtin(context: Context, capability: str, attempt: int) -> Env
             unretained=unretained,
         )
     except SynthesisError as error:
-        raise CapabilityError(str(error)) from error
+        raise CapabilityError(str(error), hint=more_conversations(context.target)) from error
     record = EnvironmentRecord(
         environment_hash(source), source, context.cycle_id, capability, seed, BUILTIN, context.now()
     )
@@ -187,7 +187,7 @@ async def _write_builtin(context: Context, capability: str, attempt: int) -> Env
         raise CapabilityError(
             f"{capability}: the builtin synthesizer can only repeat env:{record.hash[:12]}, which was refused by "
             f"{', '.join(refusals(report))}",
-            hint="record or collect more conversations, or: traced synthesize --synthesizer llm",
+            hint=f"{more_conversations(context.target)}; or traced synthesize --synthesizer llm",
         )
     with context.write_session() as session:
         save_environment(session, record)

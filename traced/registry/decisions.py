@@ -34,7 +34,7 @@ from store.records import (
     PromptPatch,
 )
 from store.repositories import attempts
-from store.repositories.cycles import ENDED_STATES, get_cycle, list_stage_events, set_cycle_state
+from store.repositories.cycles import ENDED_STATES, get_cycle, list_stage_events, lock_cycle, set_cycle_state
 from store.repositories.events import newest_audit_entries, save_audit, save_event
 from store.repositories.gates import latest_decisions
 from store.repositories.llm_replies import list_patches, lock_patch
@@ -191,6 +191,16 @@ def approve_prompt(session: Session, action: Action, patch: str, *, tag: str = "
 def reject_prompt(session: Session, action: Action, patch: str, *, tag: str = "") -> Done:
     """Reject a prompt patch (the first digits of its id)."""
     return _decide_on_prompt(session, action, patch, REJECT_PROMPT, tag)
+
+
+def cancel(session: Session, action: Action, cycle_id: str) -> Done:
+    """End an unfinished cycle, which cannot be resumed; raises ``PromotionError`` if it has ended."""
+    state = lock_cycle(session, cycle_id).state
+    if state in ENDED_STATES:
+        raise PromotionError(f"cycle {cycle_id} is already {state.value}", hint="traced status")
+    set_cycle_state(session, cycle_id, CycleState.CANCELLED, at=action.at)
+    record(session, action, "cancel", cycle_id, cycle_id=cycle_id)
+    return Done(said=f"{cycle_id} is cancelled", subject=cycle_id)
 
 
 def release(session: Session, action: Action, parked_id: str) -> Done:

@@ -119,7 +119,7 @@ def test_infrastructure_outcomes_are_not_used() -> None:
 
 def test_too_few_successes_give_the_reasons() -> None:
     trajectories, labels = demonstrations()
-    with pytest.raises(SynthesisError, match=r"8 are needed.*traced collect"):
+    with pytest.raises(SynthesisError, match=r"8 are needed.*left out: "):
         synthesize(capability("error-recovery"), trajectories[:20], labels, seed=0)
 
 

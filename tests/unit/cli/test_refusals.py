@@ -1,0 +1,89 @@
+"""What the commands of one stage advise after a refusal, and for a capability that is not ready for the stage."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from store.records import Finding
+from store.repositories.capabilities import save_capabilities, save_findings
+from store.types import Capability, Check
+from tests.unit.pipeline.contexts import context_with_chain
+from tests.unit.targets.conversations import new_cycle
+from traced.cli.refusals import remedy
+from traced.cli.stages import Step, _do
+from traced.core.errors import TracedError
+from traced.pipeline.context import Context
+
+HARD = {"mean": 0.01, "mean_allowed": [0.05, 0.95]}
+EASY = {"mean": 0.99, "mean_allowed": [0.05, 0.95]}
+LONG = {"oracle_turns": 9, "oracle_tokens": 1310, "message_tokens": 40}
+
+
+@pytest.fixture
+def context(tmp_path: Path) -> Iterator[Context]:
+    """The context of a cycle of recorded conversations."""
+    with new_cycle(tmp_path) as context:
+        yield context
+
+
+def failed(name: str, evidence: dict[str, Any] | None = None) -> Check:
+    return Check(name, False, evidence or {}, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("check", "advice"),
+    [
+        (failed("spread", HARD), r"hardly play .*mean reward 0\.01.* model\.spec to a larger model"),
+        (
+            failed("spread", EASY),
+            r"import more conversations .*traced import FILE.*, then traced collect, traced analyze",
+        ),
+        (failed("diversity"), r"write the same tasks again: .*traced import FILE.*--synthesizer llm"),
+        (failed("oracle", {"failed": 3}), r"write the same tasks again: "),
+        (
+            failed("oracle", LONG),
+            r"^raise training\.max_length to 1310, then begin .*settings: traced analyze \(traced cycle",
+        ),
+    ],
+)
+def test_what_helps_where_the_builtin_synthesizer_would_repeat_itself(
+    context: Context, check: Check, advice: str
+) -> None:
+    text = remedy(context, "dates", "builtin", [check, failed("leak")])
+    assert re.search(advice, text), text
+    assert "writes the next one" not in text
+    assert f"traced cycle cancel {context.cycle_id}" in text or "raise" not in text
+
+
+def test_another_attempt_helps_against_other_checks_and_with_a_language_model(context: Context) -> None:
+    next_one = "traced synthesize --synthesizer {} dates writes the next one"
+    assert remedy(context, "dates", "builtin", [failed("leak")]) == next_one.format("builtin")
+    assert remedy(context, "dates", "llm", [failed("spread", HARD)]) == next_one.format("llm")
+
+
+def test_a_target_that_can_be_played_collects_episodes(tmp_path: Path) -> None:
+    with context_with_chain(tmp_path, {}) as context:
+        assert "traced collect --episodes N" in remedy(context, "dates", "builtin", [failed("diversity")])
+        assert "settings: traced collect and traced analyze" in remedy(
+            context, "d", "builtin", [failed("oracle", LONG)]
+        )
+
+
+async def test_a_capability_without_an_environment_is_sent_to_synthesize(context: Context) -> None:
+    async def work(context: Context, capability: str) -> dict[str, Any]:
+        raise AssertionError(capability)
+
+    async def hint(*names: str) -> str:
+        with pytest.raises(TracedError) as error:
+            await _do(context, Step("admitted", "written", work, "traced train"), names)
+        return error.value.hint
+
+    assert (await hint(), await hint("dates")) == ("traced analyze", "traced analyze shows the capabilities")
+    with context.write_session() as session:
+        save_capabilities(session, context.cycle_id, [Capability("dates", "dates", "", "", "", "")])
+        save_findings(session, [Finding(context.cycle_id, "dates", 0.5, 0.3, 0.1, 0.6, 5, 5, True)])
+    assert (await hint(), await hint("dates")) == ("traced synthesize dates", "traced synthesize dates")
+    assert await hint("nonsense") == "traced analyze shows the capabilities"
