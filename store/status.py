@@ -18,6 +18,7 @@ from typing import Any
 
 from store.errors import StoreUnavailable
 from store.schema_version import HEAD, connect_options, version_error
+from store.stage_failures import unresolved_failures
 from store.text import signature
 from store.trial_status import PASSING_SCORE, CanaryStatus, canary_statuses
 from store.types import awaits_decision
@@ -90,6 +91,12 @@ LEFT JOIN stage_events e ON e.seq = (
 )
 ORDER BY c.created_at DESC, c.id DESC
 """
+FAILURES_SQL = f"""
+SELECT e.cycle_id, e.stage, e.state, e.capability, CASE WHEN e.state = 'failed' THEN e.detail END
+FROM stage_events e
+JOIN (SELECT id FROM cycles ORDER BY created_at DESC, id DESC LIMIT {MAX_CYCLES}) c ON c.id = e.cycle_id
+WHERE e.state IN ('failed', 'finished') ORDER BY e.seq
+"""
 ADAPTERS_SQL = """
 SELECT a.name, g.answer, d.decision, p.state, p.share, a.quarantined_at, a.quarantine_reason, c.model,
     p.seq
@@ -139,6 +146,7 @@ ORDER BY p.at DESC, p.id DESC
 DECISION_OF_ACTION = {"approve-prompt": "approved", "reject-prompt": "rejected"}
 CANNOT_BEGIN_SQL = "SELECT name, cannot_begin FROM targets WHERE cannot_begin <> '' ORDER BY name"
 REQUESTED_SQL = "SELECT name, asked_for FROM targets WHERE asked_for <> '' ORDER BY name"
+STARTED_SQL = "SELECT name FROM targets WHERE last_started_at IS NOT NULL ORDER BY name"
 PAUSED_SQL = "SELECT name, paused_by FROM targets WHERE paused_at IS NOT NULL ORDER BY name"
 # Episodes of a collection have a choice too.
 TRAFFIC_SQL = """
@@ -264,6 +272,16 @@ class QuarantineStatus:
 
 
 @dataclass(frozen=True)
+class StageFailure:
+    """A stage that has failed and has not succeeded since; ``capability`` is "" for a stage of the whole cycle."""
+
+    cycle: str
+    stage: str
+    capability: str
+    reason: str
+
+
+@dataclass(frozen=True)
 class BlockedStage:
     """A stage whose newest attempt was blocked by an external cause (Docker down, disk full)."""
 
@@ -298,7 +316,8 @@ class StoreStatus:
     target to who paused it, ``asked_for`` maps a target to the cause of a pending request, ``cannot_begin`` to the
     reason why a due cycle cannot start. ``fitting`` has the cycles with adapter versions, newest first. ``costs`` and
     ``patches`` are those of the newest cycles. ``compositions`` are JSON texts, newest first. ``canaries`` is the
-    progress of each.
+    progress of each. ``failures`` are those of the newest cycles; ``started`` has the targets of which the service has
+    begun a cycle.
     """
 
     cycles: list[CycleStatus]
@@ -315,6 +334,8 @@ class StoreStatus:
     running: list[RunningStage] = field(default_factory=list)
     compositions: list[str] = field(default_factory=list)
     canaries: list[CanaryStatus] = field(default_factory=list)
+    failures: list[StageFailure] = field(default_factory=list)
+    started: list[str] = field(default_factory=list)
 
     @property
     def live(self) -> list[str]:
@@ -463,6 +484,8 @@ def _read(connection: Any, safe_url: str, now: datetime) -> StoreStatus:
         running,
         compositions,
         canary_statuses(connection),
+        _failures(connection.execute(FAILURES_SQL).fetchall()),
+        [name for (name,) in connection.execute(STARTED_SQL).fetchall()],
     )
 
 
@@ -470,6 +493,17 @@ def _cycle(row: Any) -> CycleStatus:
     last_stage, summary = f"{row[4]} {row[5]}" if row[4] else "", _parse_json(row[6])
     verdict, step = str(summary.get("verdict", "")), summary.get("step") or {}
     return CycleStatus(row[0], row[1], row[2], row[3], last_stage, verdict, step)
+
+
+def _failures(rows: list[Any]) -> list[StageFailure]:
+    by_cycle: dict[str, list[Any]] = {}
+    for row in rows:
+        by_cycle.setdefault(row[0], []).append(row)
+    return [
+        StageFailure(cycle, events[place][1], capability, str(_parse_json(events[place][4]).get("reason", "")))
+        for cycle, events in by_cycle.items()
+        for capability, place in unresolved_failures((row[1], row[2], row[3] or "") for row in events).items()
+    ]
 
 
 def _adapter(row: Any, conversations: int) -> AdapterStatus:

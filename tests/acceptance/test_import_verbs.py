@@ -89,6 +89,24 @@ def test_conversations_of_a_recorded_target_are_analysed_in_a_cycle_of_the_targe
     assert "no episode of the target acme can be played" in " ".join(demo.err.split())
 
 
+def test_the_status_says_how_far_a_recorded_target_has_come(traced: Traced, tmp_path: Path) -> None:
+    """From ``traced init`` on, for who uses no service."""
+    assert traced("init", "--agent", "shop").code == 0
+    fresh = traced("status")
+    assert (fresh.code, "Next: traced up, or traced import FILE" in fresh.out) == (0, True)
+    assert traced("status", "--json").json["cycles"] == []
+    file = tmp_path / "recorded.json"
+    file.write_text(json.dumps(records()))
+    assert traced("import", file).code == 0
+    assert traced("analyze").code == 1
+    status = " ".join(traced("status").out.split())
+    trigger = (
+        "Next cycle of shop: 3 of 200 new conversations with an outcome (triggers.trajectories); the service does not"
+    )
+    assert trigger in status
+    assert traced("status", "--json").json["trigger"]["conversations"] == 3
+
+
 def test_changed_settings_need_a_new_cycle_and_the_old_one_is_cancelled_without_a_service(
     traced: Traced, tmp_path: Path
 ) -> None:

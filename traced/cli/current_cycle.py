@@ -7,6 +7,7 @@ an exception: a cycle that has not been analysed yet takes the current ones.
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from importlib.metadata import version
@@ -15,10 +16,11 @@ from typing import Any, TypeVar
 
 from sqlmodel import Session
 
-from store.records import Cycle, EnvironmentRecord
+from store.errors import StoreError
+from store.records import Cycle, EnvironmentRecord, StageState
 from store.repositories.adapters import get_adapter, list_adapters
 from store.repositories.capabilities import list_findings
-from store.repositories.cycles import UNFINISHED_STATES, list_cycles, set_cycle_config
+from store.repositories.cycles import UNFINISHED_STATES, list_cycles, list_stage_events, set_cycle_config
 from traced.cli.output import progress
 from traced.cli.store_session import writing
 from traced.config.settings import TARGET_START, Settings, configuration, with_defaults
@@ -58,7 +60,14 @@ def on_cycle(
 
     async def run() -> Answer:
         async with open_context(settings, cycle.id, display, meter) as context:
-            return await work(context)
+            with context.read_session() as session:
+                earlier_count = len(list_stage_events(session, cycle.id))
+            try:
+                return await work(context)
+            except Exception as error:
+                with suppress(StoreError):
+                    record_failure(context, error, earlier_count)
+                raise
 
     with hold_directory(settings.data_dir, now=utc_now, version=version("traced"), file_name=CYCLE_LOCK):
         with writing(settings) as session:
@@ -72,6 +81,17 @@ def on_cycle(
         display = Progress(progress)
         with Meter() as meter, display.display():
             return asyncio.run(run())
+
+
+def record_failure(context: Context, error: Exception, earlier_count: int) -> None:
+    """Record the failure of the newest stage that has begun and not ended since the cycle had so many stage events."""
+    with context.read_session() as session:
+        events = list_stage_events(session, context.cycle_id)[earlier_count:]
+    latest = {(event.stage, event.capability): event for event in events}
+    started = [event for event in latest.values() if event.state is StageState.STARTED]
+    if started:
+        reason = str(error) if isinstance(error, TracedError) else f"internal error: {type(error).__name__}"
+        context.event(started[-1].stage, StageState.FAILED, started[-1].capability, reason=reason)
 
 
 def is_analyzed(session: Session, cycle: Cycle) -> bool:

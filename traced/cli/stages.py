@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
-from store.records import PromptPatch
+from store.records import PromptPatch, StageState
 from traced.cli.current_cycle import (
     adapters,
     admitted_environments,
@@ -130,7 +130,9 @@ def synthesize(
             environment = await synthesize_stage(context, capability, next_attempt(context, capability))
         return {"capability": capability, "environment": environment, "summary": f"env:{environment[:12]}"}
 
-    _on_capabilities(settings, Step("environments", "retained", work, "traced admit"), capabilities, as_json)
+    _on_capabilities(
+        settings, Step("environments", "retained", work, "traced admit", "synthesize"), capabilities, as_json
+    )
 
 
 def admit_capabilities(settings: Settings, capabilities: Sequence[str], as_json: bool) -> None:
@@ -147,7 +149,7 @@ def admit_capabilities(settings: Settings, capabilities: Sequence[str], as_json:
             raise CapabilityError(f"{name} is refused by {', '.join(check.name for check in checks)}", hint=hint)
         return {"capability": capability, "environment": environment.hash, "summary": f"{name} is admitted"}
 
-    _on_capabilities(settings, Step("admitted", "written", work, "traced train"), capabilities, as_json)
+    _on_capabilities(settings, Step("admitted", "written", work, "traced train", "admit"), capabilities, as_json)
 
 
 def optimize_prompt(
@@ -193,7 +195,7 @@ def train(
         adapter = await train_stage(context, capability, admitted_environments(context, capability)[-1])
         return {"capability": capability, "adapter": adapter, "summary": adapter}
 
-    _on_capabilities(settings, Step("adapters", "admitted", work, "traced evaluate"), capabilities, as_json)
+    _on_capabilities(settings, Step("adapters", "admitted", work, "traced evaluate", "train"), capabilities, as_json)
 
 
 def evaluate(
@@ -221,7 +223,10 @@ def evaluate(
         return {"capability": capability, "gate": result, "summary": f"{adapter} passed: {figures_of(result)}"}
 
     _on_capabilities(
-        settings, Step("gates", "trained", work, "traced compose, or traced approve ADAPTER"), capabilities, as_json
+        settings,
+        Step("gates", "trained", work, "traced compose, or traced approve ADAPTER", "gate"),
+        capabilities,
+        as_json,
     )
 
 
@@ -249,6 +254,7 @@ class Step:
     applies_to: str  # required status of a capability: "retained", "written", "admitted" or "trained"
     work: Callable[[Context, str], Awaitable[dict[str, Any]]]
     next_step: str
+    stage: str
 
 
 def _on_capabilities(settings: Settings, step: Step, names: Sequence[str] | None, as_json: bool) -> None:
@@ -294,6 +300,7 @@ async def _do(context: Context, step: Step, names: Sequence[str]) -> dict[str, A
         try:
             results.append(await step.work(context, name))
         except CapabilityError as error:
+            context.event(step.stage, StageState.FAILED, name, reason=str(error))
             failures.append({"capability": name, "reason": error.message, "hint": error.hint})
     return {"cycle": context.cycle_id, step.key: results, "failed": failures}
 

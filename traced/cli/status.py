@@ -5,7 +5,7 @@ clients are quoted, so that none of their control characters reaches the termina
 """
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,16 +14,17 @@ import typer
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from store.status import SHADOW, PatchStatus, RunningStage, StageCostStatus, StoreStatus, store_status
+from store.status import SHADOW, PatchStatus, RunningStage, StageCostStatus, StageFailure, StoreStatus, store_status
 from store.text import sanitize_line
 from traced.cli.options import AsJson, DataDir, Overrides, parse_pair, read_settings
 from traced.cli.output import console, print_json
 from traced.config.profiles import BUNDLED, profile
 from traced.core.errors import TracedError
 from traced.core.liveness import check_alive, waiting_stages
-from traced.core.location import data_directory, default_socket, default_store_url, read_setting, store_url
+from traced.core.location import FILE_NAME, data_directory, default_socket, default_store_url, read_setting, store_url
 from traced.core.ownership import CYCLE_LOCK, current_holder
 from traced.core.progress import duration
+from traced.daemon.trigger_progress import new_trajectories
 from traced.gateway.spool_status import read_spool_status
 from traced.inference.adapter_base import known_base_digest
 from traced.inference.model_files import model_name
@@ -37,6 +38,7 @@ LATE_S = 10.0  # seconds after which a recorded exchange should be in the store
 PROMPT_SUFFICES = "a prompt is enough"
 # Equals the default of traced.config.cycle_sections.PromotionSection.min_samples, for the same reason.
 MIN_SAMPLES = 30
+DEFAULT_TARGET = "desk"  # equals the default of target.name, for the same reason
 NAME_WIDTH = 40  # columns within which a name is never folded
 
 
@@ -120,12 +122,17 @@ def status(
     if alive:
         _alive(data_dir, as_json)
         return
+    pairs = dict(parse_pair(pair) for pair in overrides or [])
     directory, url = _store_place(data_dir, overrides)
-    state = store_status(url)
-    router = router_report(state, directory, dict(parse_pair(pair) for pair in overrides or []))
+    state = store_status(url) if url else StoreStatus([], [], [])
+    router = router_report(state, directory, pairs)
+    trigger = _trigger(state, directory, pairs)
     waits = waiting_stages(default_socket(directory))
     if as_json:
-        print_json(_as_json(state, directory) | {"waits": waits, "router": router})
+        print_json(_as_json(state, directory) | {"waits": waits, "router": router, "trigger": trigger})
+        return
+    if not url:
+        console.print(_first_step(directory, pairs), highlight=False, markup=False)
         return
     _table("Cycles", ["cycle", "target", "model", "state", "last stage"], _cycle_rows(state, directory))
     steps = _step_rows(state)
@@ -138,7 +145,7 @@ def status(
     columns = ["adapter", *(["base model"] if len(models) > 1 else []), "gate", "decision", "traffic", "conversations"]
     _table("Adapters", columns, _adapter_rows(state), conversations="test conversations")
     trials = trial_lines(state, int(read_setting(directory, "promotion", "min_samples") or MIN_SAMPLES))
-    for text in [*router_lines(router), *trials, *_cycle_lines(state), *wait_lines(waits)]:
+    for text in [*router_lines(router), *trials, *_cycle_lines(state), *_trigger_lines(trigger), *wait_lines(waits)]:
         console.print(text, highlight=False, markup=False)
 
 
@@ -152,11 +159,47 @@ def _cycle_rows(state: StoreStatus, directory: Path) -> list[dict[str, Any]]:
             "target": cycle.target,
             "model": cycle.model,
             "state": "unfinished" if cycle.state == "running" and cycle.id not in at_work else cycle.state,
-            "last stage": cycle.last_stage,
+            "last stage": cycle.last_stage if cycle.id in at_work else _without_runner(cycle.last_stage),
             "verdict": cycle.verdict,
         }
         for cycle in state.cycles
     ]
+
+
+def _without_runner(last_stage: str) -> str:
+    """Return the state of a stage that nobody runs: one without an end was interrupted."""
+    stage, _, change = last_stage.rpartition(" ")
+    return f"{stage} interrupted" if change == "started" else last_stage
+
+
+def _trigger(state: StoreStatus, directory: Path, overrides: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return how many new conversations of the target have an outcome, and how many begin a cycle; None if none do."""
+    limit = int(read_setting(directory, "triggers", "trajectories", overrides.get("triggers.trajectories")) or 0)
+    if not limit:
+        return None
+    name = read_setting(directory, "target", "name", overrides.get("target.name")) or DEFAULT_TARGET
+    outcomes = state.router.by_target.get(name, {})
+    total = outcomes.get("success", 0) + outcomes.get("failure", 0)
+    count = new_trajectories(directory, total, has_started=name in state.started)
+    is_running = current_holder(directory) is not None
+    return {"target": name, "conversations": count, "needed": limit, "service": is_running}
+
+
+def _trigger_lines(trigger: Mapping[str, Any] | None) -> Iterator[str]:
+    """Yield the progress towards the next cycle."""
+    if trigger is not None:
+        hint = "" if trigger["service"] else "; the service does not run: traced up"
+        yield (
+            f"Next cycle of {sanitize_line(trigger['target'])}: {trigger['conversations']} of {trigger['needed']} new "
+            f"conversations with an outcome (triggers.trajectories){hint}"
+        )
+
+
+def _first_step(directory: Path, overrides: Mapping[str, Any]) -> str:
+    """Return what to do in a data directory that has settings and no store."""
+    is_recorded = read_setting(directory, "target", "kind", overrides.get("target.kind")) == "recorded"
+    command = "traced up, or traced import FILE" if is_recorded else "traced demo, or traced up"
+    return f"Nothing is stored in {directory} yet. Next: {command}"
 
 
 def _step_rows(state: StoreStatus) -> list[dict[str, Any]]:
@@ -211,6 +254,7 @@ def _as_json(state: StoreStatus, directory: Path) -> dict[str, Any]:
         "paused": state.paused,
         "asked_for": state.asked_for,
         "cannot_begin": state.cannot_begin,
+        "failures": state.failures,
     }
 
 
@@ -220,6 +264,7 @@ def _cycle_lines(state: StoreStatus) -> Iterator[str]:
     for cycle in last_cycles.values():
         if cycle.verdict:
             yield f"Result of {cycle.id}: {sanitize_line(cycle.verdict, VERDICT)}"
+        yield from failure_lines(cycle.id, state.failures)
     for name in state.waiting:
         yield f"Decision pending: traced explain {name}, then traced approve {name}"
     for patch in state.patches:
@@ -243,6 +288,17 @@ def _cycle_lines(state: StoreStatus) -> Iterator[str]:
     for entry in state.quarantined:
         subject = f"{entry.stage} of {entry.capability or entry.cycle}, tried {entry.tried} times ({entry.reason})"
         yield f"Quarantined: {subject}. To retry: traced release {entry.id}"
+
+
+def failure_lines(cycle: str, failures: Sequence[StageFailure]) -> Iterator[str]:
+    """Yield which capabilities of a cycle have ended without an adapter, at which stage, and why."""
+    for failure in failures:
+        # A prompt that is enough has a line of its own.
+        if failure.cycle == cycle and not failure.reason.startswith(PROMPT_SUFFICES):
+            subject = (
+                f"{failure.capability} ended at {failure.stage}" if failure.capability else f"{failure.stage} failed"
+            )
+            yield f"{subject} ({cycle}): {sanitize_line(failure.reason, VERDICT)}"
 
 
 def trial_lines(state: StoreStatus, min_samples: int) -> Iterator[str]:
@@ -277,7 +333,10 @@ def _alive(data_dir: Path | None, as_json: bool) -> None:
 
 
 def _store_place(data_dir: Path | None, overrides: list[str] | None) -> tuple[Path, str]:
-    """Return the data directory and the URL of its store; load all settings only if an override needs it."""
+    """Return the data directory and the URL of its store, "" if it has settings and no store yet.
+
+    All settings are loaded only if an override needs it.
+    """
     pairs = dict(parse_pair(pair) for pair in overrides or [])
     directory = data_directory(data_dir)
     if set(pairs) - {"store.url"}:
@@ -285,6 +344,8 @@ def _store_place(data_dir: Path | None, overrides: list[str] | None) -> tuple[Pa
     else:
         url = store_url(directory, pairs.get("store.url"))
     if url == default_store_url(directory) and not (directory / "traced.db").exists():
+        if (directory / FILE_NAME).is_file():
+            return directory, ""
         raise TracedError(
             f"{directory} has no store yet", hint="create one with traced up, traced demo or traced import"
         )

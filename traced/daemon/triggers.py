@@ -36,6 +36,7 @@ from traced.config.service_sections import TriggersSection
 from traced.config.settings import Settings
 from traced.core.schedule import cron_trigger
 from traced.core.time_windows import parse_zone
+from traced.daemon.trigger_progress import FILE
 
 
 @dataclass(frozen=True)
@@ -91,7 +92,6 @@ def due_reason(counters: Counters, trajectories: int, failure_rate: float, windo
     return f"failure rate {100 * rate:.0f} % over the last {span}" if rate >= failure_rate else ""
 
 
-FILE = "triggers.db"
 POLL_S = 30.0
 STEP_S = 60.0  # clock corrections below this are ignored, so that no job fires twice
 

@@ -20,6 +20,7 @@ from store.repositories.promotions import list_promotions
 from store.repositories.routers import compositions
 from store.repositories.serving import list_routing
 from store.repositories.trajectories import TrajectoryFilter, list_trajectories
+from store.stage_failures import unresolved_failures
 from store.types import Trajectory
 from traced.evaluation.figures import (
     BASE,
@@ -114,8 +115,8 @@ def gather(context: Context) -> CycleFigures:
         step = live_step(session, context.cycle_id, arms, events)
         live = {ROUTED: arms.get(ROUTED) or live_before(session, context.cycle_id, arms), **_of(arms, ON_TARGET)}
     sessions = [event.detail for event in events if event.stage == SESSION]
-    # A capability ends once, but a stage that was repeated may have failed twice: the last event counts.
-    failed = {event.capability: event for event in events if event.state is StageState.FAILED and event.capability}
+    places = unresolved_failures((event.stage, event.state.value, event.capability or "") for event in events)
+    failed = {capability: events[place] for capability, place in places.items() if capability}
     return CycleFigures(
         cycle_id=cycle.id,
         target=cycle.target,

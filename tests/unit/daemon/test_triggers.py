@@ -19,7 +19,8 @@ from store.types import Outcome
 from tests.unit.store.chain import CYCLE, save_chain, trajectory
 from tests.waiting import eventually_async
 from traced.config.settings import Settings, load_settings
-from traced.daemon.triggers import FILE, Triggers
+from traced.daemon.trigger_progress import FILE, new_trajectories
+from traced.daemon.triggers import Triggers
 
 NIGHTLY: dict[str, object] = {"triggers.cron": "0 3 * * *", "triggers.time_zone": "UTC"}
 
@@ -110,6 +111,27 @@ def test_all_are_off_by_default(place: Place) -> None:
     place.live({}, min_checks=0)
     assert not (place.folder / FILE).exists()
     assert place.causes == []
+
+
+def test_the_progress_of_a_count_is_that_of_the_triggers(place: Place) -> None:
+    def progress(total: int, *, has_started: bool) -> int:
+        return new_trajectories(place.folder, total, has_started=has_started)
+
+    # The service has never counted: it would count all, or only what comes after the cycle that it has begun.
+    assert (progress(12, has_started=False), progress(12, has_started=True)) == (12, 0)
+    place.report(12)
+    settings = {"triggers.trajectories": 20}
+    place.live(settings)
+    assert progress(12, has_started=False) == 12
+    place.begin()
+    place.live(settings)
+    place.report(3)
+    assert progress(15, has_started=True) == 3
+    place.live(settings)
+    assert progress(15, has_started=True) == 3
+    assert progress(1, has_started=True) == 0  # some were deleted
+    (place.folder / FILE).write_bytes(b"damaged")
+    assert progress(15, has_started=False) == 15
 
 
 def test_missed_nights_are_made_up_for_once(place: Place) -> None:
