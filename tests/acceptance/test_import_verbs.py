@@ -216,6 +216,27 @@ def test_nothing_good_is_a_failure(traced: Traced, tmp_path: Path) -> None:
     assert "hold no model call" in traced("import", file).err
 
 
+def test_outcomes_that_cannot_be_read_are_named_and_the_next_step_is_to_give_some(
+    traced: Traced, tmp_path: Path
+) -> None:
+    file = tmp_path / "conversations.jsonl"
+    records = [{"id": str(number), "messages": HELLO, "label": "resolved"} for number in range(3)]
+    file.write_text("\n".join(json.dumps(record) for record in records))
+    result = traced("import", file)
+    assert result.code == 0, result.err
+    message = " ".join(result.err.split())
+    assert (
+        '3 trajectories state an outcome that could not be read, so theirs is unknown: label "resolved" (3)' in message
+    )
+    assert "a number from 0 to 1" in message
+    assert "serving.success_labels (success, good, thumbs_up)" in message
+    assert "Next: give the trajectories outcomes" in " ".join(result.out.split())
+    assert "traced analyze" not in result.out
+    readable = traced("import", file, "--set", 'serving.success_labels=["resolved"]')
+    assert "Next: traced analyze" in " ".join(readable.out.split())
+    assert "could not be read" not in readable.err
+
+
 @pytest.mark.parametrize("name", ["langsmith-langchain.jsonl", "langfuse-openai.jsonl", "tau2-airline.json"])
 def test_exports_of_other_tools(traced: Traced, tmp_path: Path, name: str) -> None:
     result = traced("import", DATA / "exports" / name, "--agent", "clerk", "--json")

@@ -11,12 +11,19 @@ from store.database import open_store
 from traced.cli.options import AsJson, DataDir, Overrides, read_settings
 from traced.cli.output import console, print_json, progress
 from traced.cli.store_session import is_made, store_reader
+from traced.config.service_sections import ServingSection
 from traced.config.settings import Settings
 from traced.ingest.file_import import ImportRequest, ImportResult, import_file
 from traced.ingest.import_ledger import Counts
 from traced.ingest.importers.formats import FORMATS
 from traced.interop.export import export as write_package
 from traced.interop.origin import Origin, origin_of_file, origin_of_hash
+
+OUTCOMES_NEEDED = (
+    "give the trajectories outcomes, which an analysis needs: a field reward, score, outcome, label or success of the "
+    "records (--score NAME reads another one), rules (outcomes.rules), or traced outcomes label ID success|failure; "
+    "docs/serving.md, importing files, has an example"
+)
 
 
 def import_(
@@ -93,10 +100,10 @@ def import_(
             result = import_file(store, settings, request, at=datetime.now(UTC), on_batch=update)
     finally:
         store.dispose()
-    _print(file, result, as_json)
+    _print(file, result, settings.serving, as_json)
 
 
-def _print(file: Path, result: ImportResult, as_json: bool) -> None:
+def _print(file: Path, result: ImportResult, serving: ServingSection, as_json: bool) -> None:
     if result.resumed:
         progress.print(f"Resumed the stopped import of {file}", highlight=False, markup=False)
     for text in result.skipped:
@@ -105,6 +112,8 @@ def _print(file: Path, result: ImportResult, as_json: bool) -> None:
         progress.print(
             f"{result.bad} skipped records and the reasons are in {result.bad_file}", highlight=False, markup=False
         )
+    if result.unread:
+        progress.print(_unread_text(result, serving), highlight=False, markup=False)
     if as_json:
         print_json(result)
         return
@@ -113,12 +122,24 @@ def _print(file: Path, result: ImportResult, as_json: bool) -> None:
     judged_text += f", {result.completed} known ones with new tools or prompts" if result.completed else ""
     judged_text += f", {result.in_use} known ones unchanged because a cycle has used them" if result.in_use else ""
     passed = f", {result.passed} records without a model call" if result.passed else ""
+    next_step = "traced analyze" if result.has_outcomes else OUTCOMES_NEEDED
     console.print(
         f"Trajectories from {file} ({result.source}): {outcomes}; "
         f"{result.added} new, {result.known} already stored, {result.replaced} with a new outcome, "
-        f"{result.bad} invalid records skipped{judged_text}{passed}. Next: traced analyze",
+        f"{result.bad} invalid records skipped{judged_text}{passed}. Next: {next_step}",
         highlight=False,
         markup=False,
+    )
+
+
+def _unread_text(result: ImportResult, serving: ServingSection) -> str:
+    values = "; ".join(f"{text} ({count})" for text, count in result.unread_values.items())
+    rest = ", ..." if sum(result.unread_values.values()) < result.unread else ""
+    return (
+        f"{result.unread} trajectories state an outcome that could not be read, so theirs is unknown: {values}{rest}. "
+        "An outcome is true or false, a number from 0 to 1 (a success from 0.5), success, failure, or a label of "
+        f"serving.success_labels ({', '.join(serving.success_labels)}) or serving.failure_labels "
+        f"({', '.join(serving.failure_labels)}). Change the file or the setting, then import the file again"
     )
 
 

@@ -25,6 +25,7 @@ from store.repositories.events import save_event
 from store.repositories.serving import router_trajectories, save_feedback
 from store.repositories.trajectories import (
     TrajectoryFilter,
+    count_reported,
     get_trajectory,
     is_stored,
     iterate_ids,
@@ -102,7 +103,9 @@ class ImportResult:
     (stored before) and ``replaced`` (stored before, with another outcome now) count trajectories; ``judged`` counts
     those that got their outcome from the rules. ``passed`` counts valid records without a model call, ``bad`` the
     invalid ones; ``skipped`` has the messages of the first bad records. ``completed`` counts the known ones that got
-    other tools or prompts, ``in_use`` those that did not because a cycle has used them.
+    other tools or prompts, ``in_use`` those that did not because a cycle has used them. ``unread`` counts those that
+    state an outcome in a form that was not understood, and ``unread_values`` has the first few such fields and values
+    with their counts. ``has_outcomes`` says whether any stored trajectory of the source is a success or a failure.
     """
 
     cycle: str | None
@@ -119,6 +122,9 @@ class ImportResult:
     judged: int = 0
     completed: int = 0
     in_use: int = 0
+    unread: int = 0
+    unread_values: dict[str, int] = field(default_factory=dict)
+    has_outcomes: bool = True
 
 
 def import_file(
@@ -207,6 +213,8 @@ def import_file(
     if rules is not None:
         report = apply_rules(store, rules, source, job.labels, include_judged=False, limit=None, at=at)
         judged_count = sum(report.judged.values())
+    with read_session(store) as session:
+        has_outcomes = any(count for outcome, count in count_reported(session, source).items() if outcome.is_judged)
     return ImportResult(
         cycle_id,
         source,
@@ -218,6 +226,9 @@ def import_file(
         judged=judged_count,
         completed=counts.completed,
         in_use=counts.in_use,
+        unread=counts.unread,
+        unread_values=counts.unread_values,
+        has_outcomes=has_outcomes,
     )
 
 
@@ -258,6 +269,8 @@ def _batches(
                 raise step.bad
             ledger.leave_out(step.bad)
             _reject_wrong_format(ledger, format_name, step)
+        for text in step.unread:
+            ledger.count_unread(text)
         ledger.counts.good += step.good
         ledger.counts.passed += step.passed
         batch += step.trajectories

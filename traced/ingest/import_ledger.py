@@ -22,6 +22,8 @@ from traced.ingest.importers.reader import ResumePoint
 FOLDER = "imports"
 # Maximum number of bad records whose messages are printed.
 MAX_MESSAGES = 20
+# Maximum number of different outcomes that could not be read and are printed.
+MAX_UNREAD_VALUES = 5
 
 
 @dataclass
@@ -31,7 +33,9 @@ class Counts:
     ``outcomes`` counts trajectories by outcome. ``added``, ``known`` (stored before) and ``replaced`` (stored before,
     with another outcome now) count trajectories; ``completed`` the known ones that got other tools or prompts,
     ``in_use`` those that did not because a cycle has used them. ``good`` (valid, with a model call), ``passed`` (valid,
-    without one) and ``bad`` count records. ``told`` has the messages of the first bad records.
+    without one) and ``bad`` count records. ``unread`` counts the trajectories whose outcome could not be read, and
+    ``unread_values`` has the first few different fields and values of them with their counts. ``told`` has the messages
+    of the first bad records.
     """
 
     outcomes: dict[str, int] = field(default_factory=dict)
@@ -44,6 +48,8 @@ class Counts:
     passed: int = 0
     bad: int = 0
     told: list[str] = field(default_factory=list)
+    unread: int = 0
+    unread_values: dict[str, int] = field(default_factory=dict)
 
 
 class Ledger:
@@ -100,6 +106,13 @@ class Ledger:
             self.counts.told.append(bad.message)
         location = {"file": str(bad.path), "record": bad.record, "line": bad.line, "column": bad.column}
         self._bad_records.write(json.dumps({**location, "reason": bad.cause, "raw": bad.raw}).encode() + b"\n")
+
+    def count_unread(self, text: str) -> None:
+        """Count a trajectory whose outcome could not be read; the text says its field and value."""
+        values = self.counts.unread_values
+        self.counts.unread += 1
+        if text in values or len(values) < MAX_UNREAD_VALUES:
+            values[text] = values.get(text, 0) + 1
 
     def commit(self, resume_point: ResumePoint) -> None:
         """Write to the progress file that everything before the resume point has been stored."""

@@ -154,6 +154,35 @@ def test_feedback_in_a_later_export_changes_outcomes(run: Any, tmp_path: Path, s
         ]
 
 
+def test_outcomes_that_cannot_be_read_are_counted(run: Any, tmp_path: Path) -> None:
+    path = tmp_path / "labels.jsonl"
+    values = ["resolved", "resolved", "good", *(f"state {number}" for number in range(9))]
+    path.write_text("\n".join(json.dumps({"id": str(n), "messages": HELLO, "label": v}) for n, v in enumerate(values)))
+    result = run(path)
+    assert (result.outcomes, result.unread, result.has_outcomes) == ({"unknown": 11, "success": 1}, 11, True)
+    assert list(result.unread_values.items())[:2] == [('label "resolved"', 2), ('label "state 0"', 1)]
+    assert len(result.unread_values) == 5
+
+
+@pytest.mark.parametrize(
+    ("scores", "text"),
+    [
+        ('{"correctness":{"n":1,"avg":7.0}}', "correctness 7.0"),
+        ('{"a":{"n":1,"avg":0.0},"b":{"n":1,"avg":1.0}}', "scores that disagree: a, b (--score NAME picks one)"),
+    ],
+)
+def test_scores_of_an_export_that_give_no_outcome_are_reported(
+    run: Any, tmp_path: Path, scores: str, text: str
+) -> None:
+    path = tmp_path / "export.jsonl"
+    stats = '{"correctness":{"n":1,"avg":0.0,"values":{}}}'
+    export = (EXPORTS / "langsmith-openai.jsonl").read_text()
+    path.write_text(export.replace(stats, scores))
+    assert path.read_text() != export
+    result = run(path)
+    assert (result.outcomes["unknown"], result.unread, result.unread_values) == (1, 1, {text: 1})
+
+
 @pytest.mark.parametrize("reward", [0, 1])
 def test_a_later_outcome_of_the_source_overrides_the_rules(
     tmp_path: Path, settings: Settings, store: Engine, reward: int

@@ -31,11 +31,14 @@ from traced.ingest.importers.reader import (
     records,
     time_of_value,
     trajectory,
+    value_text,
 )
 from traced.ingest.responses import messages_of, read_answer
 
 SOURCE = "openai"
 OUTCOME_KEYS = ("reward", "score", "outcome", "label", "success")
+# Fields that often hold an outcome and are read only if ``--score`` names them: reported where the outcome is unknown.
+LIKELY_OUTCOME_KEYS = ("rating", "feedback", "resolved", "solved", "passed", "verdict", "grade")
 SHARED_TASK_KEY = "task_id"
 TIME_KEYS = ("started_at", "start_time", "created_at", "created", "timestamp")
 # The names of a conversation, which is the task where none is named.
@@ -64,7 +67,8 @@ def _steps(job: ImportJob, resume: ResumePoint | None) -> Iterator[Step]:
             yield Step(bad=bad_record(job, element, str(error)), resume_point=make_resume_point(element.end))
         else:
             size, offset = element.end.offset - offset, element.end.offset
-            yield Step([converted], good=1, size=size, resume_point=make_resume_point(element.end))
+            unread = _unread_outcome(job, element.value) if converted.outcome is Outcome.UNKNOWN else []
+            yield Step([converted], good=1, unread=unread, size=size, resume_point=make_resume_point(element.end))
 
 
 def _trajectory(job: ImportJob, record: Record) -> Trajectory:
@@ -142,7 +146,20 @@ def _outcome(job: ImportJob, value: Fields) -> OutcomeReward:
     return next((outcome for outcome in outcomes if outcome is not None), UNKNOWN_OUTCOME)
 
 
+def _unread_outcome(job: ImportJob, value: Fields) -> list[str]:
+    """Return the first field of a record without an outcome that seems to state it, [] if there is none."""
+    for name, field in _named_fields(value, (job.score,) if job.score else (*OUTCOME_KEYS, *LIKELY_OUTCOME_KEYS)):
+        if text := value_text(job, name, field):
+            is_readable = outcome_of_value(field, job.labels) is not None
+            return [f"{text}, which --score {name} reads" if is_readable else text]
+    return []
+
+
 def _field_values(value: Fields, names: tuple[str, ...]) -> Iterator[Any]:
+    return (field for _, field in _named_fields(value, names))
+
+
+def _named_fields(value: Fields, names: tuple[str, ...]) -> Iterator[tuple[str, Any]]:
     metadata = value.get("metadata")
     for fields in (value, metadata if isinstance(metadata, Mapping) else {}):
-        yield from (fields[name] for name in names if name in fields)
+        yield from ((name, fields[name]) for name in names if name in fields)

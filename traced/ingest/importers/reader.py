@@ -5,7 +5,6 @@ a reader yields every bad record before the first trajectory. Readers redact, so
 """
 
 import json
-import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -14,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from store.content import digest
-from store.text import replace_surrogates
+from store.text import replace_surrogates, sanitize_line
 from store.types import EndCause, Message, Outcome, Tool, Trajectory
 from traced.ingest.customers import CustomerHash
 from traced.ingest.importers.errors import BadRecord, UnreadableFile
@@ -46,6 +45,10 @@ EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 # A time in the year 2242; later time stamps are in other units.
 MAX_TIMESTAMP_S = 2**33
 UNKNOWN_OUTCOME: OutcomeReward = (Outcome.UNKNOWN, 0.0)
+# A number as text. Not float() alone, which also accepts "nan", "1_0" and the digits of other scripts.
+NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)", re.ASCII)
+# Maximum number of characters of an outcome that could not be read.
+MAX_UNREAD_LENGTH = 60
 
 
 @dataclass(frozen=True)
@@ -99,6 +102,7 @@ class Step:
     """The result of reading some records.
 
     ``good`` counts valid records with a model call, ``passed`` those without, and ``size`` the approximate bytes.
+    ``unread`` has, for each trajectory whose outcome could not be read, the field and its value as redacted text.
     Reading can resume at ``resume_point`` once everything up to this step is stored; None if it cannot resume here.
     """
 
@@ -106,6 +110,7 @@ class Step:
     good: int = 0
     passed: int = 0
     bad: BadRecord | None = None
+    unread: Sequence[str] = ()
     size: int = 0
     resume_point: ResumePoint | None = None
 
@@ -159,11 +164,10 @@ def bad_record(job: ImportJob, record: Record, cause: str, *, keep_text: bool = 
 
 
 def outcome_of_value(value: object, labels: Labels) -> OutcomeReward | None:
-    """Return the outcome and reward that a boolean, a number from 0 to 1 or a label means; None for other values."""
-    if isinstance(value, bool):
-        value = float(value)
-    if isinstance(value, int | float) and math.isfinite(value) and 0 <= value <= 1:
-        return (Outcome.SUCCESS if value >= SUCCESS_THRESHOLD else Outcome.FAILURE), float(value)
+    """Return the outcome and reward that a boolean, a number from 0 to 1 or a label means; None for other values.
+
+    A label precedes a number that is written as text.
+    """
     if isinstance(value, str):
         word = value.strip().lower()
         if word == Outcome.SUCCESS or word in {label.lower() for label in labels.success}:
@@ -172,7 +176,20 @@ def outcome_of_value(value: object, labels: Labels) -> OutcomeReward | None:
             return Outcome.FAILURE, 0.0
         if word == Outcome.INFRASTRUCTURE:
             return Outcome.INFRASTRUCTURE, 0.0
+        value = float(word) if NUMBER.fullmatch(word) else None
+    if isinstance(value, int | float) and 0 <= value <= 1:
+        return (Outcome.SUCCESS if value >= SUCCESS_THRESHOLD else Outcome.FAILURE), float(value)
     return None
+
+
+def value_text(job: ImportJob, name: str, value: object) -> str:
+    """Return a field and its value as redacted, bounded text; "" if the value is empty or says "unknown"."""
+    if value is None or (isinstance(value, str) and value.strip().lower() in ("", Outcome.UNKNOWN)):
+        return ""
+    # A field of this name may be one to redact, and its name may hold a match as well.
+    [(redacted_name, redacted_value)] = job.clean({name: value}).items()
+    text = json.dumps(redacted_value, ensure_ascii=False)
+    return sanitize_line(f"{job.redactor.text(redacted_name)} {text}", MAX_UNREAD_LENGTH)
 
 
 def outcome_of_scores(scores: Mapping[str, Sequence[Any]], job: ImportJob) -> OutcomeReward:

@@ -18,6 +18,7 @@ from types import TracebackType
 from typing import Any
 
 from store.content import digest
+from store.text import sanitize_line
 from store.types import Message, Outcome, Tool, Trajectory
 from traced.ingest.conversations import branches, position, start_position
 from traced.ingest.importers.errors import BadRecord, ImportFailed, RecordFormatError
@@ -36,6 +37,7 @@ from traced.ingest.importers.reader import (
     text_size,
     time_of_value,
     trajectory,
+    value_text,
 )
 
 # Maximum number of characters of an error; the rest of a long error is a traceback.
@@ -52,7 +54,7 @@ INFRASTRUCTURE_ERROR = re.compile(
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS calls (trace TEXT, id TEXT, at TEXT, body TEXT, PRIMARY KEY (trace, id));
 CREATE TABLE IF NOT EXISTS scores
-    (trace TEXT, call TEXT, name TEXT, id TEXT, value TEXT, PRIMARY KEY (trace, call, name, id));
+    (trace TEXT, call TEXT, name TEXT, id TEXT, value TEXT, unread TEXT, PRIMARY KEY (trace, call, name, id));
 """
 
 
@@ -77,13 +79,17 @@ class Call:
 
 @dataclass(frozen=True)
 class Score:
-    """A score of a model call, or of the whole trace if ``call`` is ""."""
+    """A score of a model call, or of the whole trace if ``call`` is "".
+
+    ``unread`` says its name and value, redacted, if the value is no outcome.
+    """
 
     trace: str
     call: str
     name: str
     id: str
     value: Any
+    unread: str = ""
 
 
 RecordParser = Callable[[ImportJob, object], list[Call | Score]]
@@ -128,7 +134,8 @@ class ScratchDatabase:
                 self._put("calls", trace, digest(part.id)[:32], storable(part.at), json.dumps(body))
             else:
                 call = digest(part.call)[:32] if part.call else ""
-                self._put("scores", trace, call, storable(part.name), digest(part.id)[:32], json.dumps(part.value))
+                value = json.dumps(part.value)
+                self._put("scores", trace, call, storable(part.name), digest(part.id)[:32], value, part.unread)
 
     def commit(self) -> None:
         """Commit what was added so far, so that it is kept if the import is killed."""
@@ -146,7 +153,8 @@ class ScratchDatabase:
                 "SELECT * FROM scores WHERE trace = ? ORDER BY call, name, id", (trace_key,)
             )
             scores = [
-                Score(trace_key, call, name, row_id, json.loads(value)) for _, call, name, row_id, value in score_rows
+                Score(trace_key, call, name, row_id, json.loads(value), unread)
+                for _, call, name, row_id, value, unread in score_rows
             ]
             yield trace_key, calls, scores
             trace_key = self._next_trace(trace_key)
@@ -177,9 +185,17 @@ def read_traces(
         if last_trace is None:
             yield from _collect(database, parse, job, resume, key)
         for trace, calls, scores in database.traces(after_key=last_trace or ""):
-            assembled = assemble_trajectories(source, job, calls, scores)
+            chains = _chains(calls)
+            assembled = [_trajectory(source, job, chain, scores) for chain in chains]
+            unread = [
+                text
+                for chain, trajectory in zip(chains, assembled, strict=True)
+                if trajectory.outcome is Outcome.UNKNOWN and (text := _unread_outcome(job, chain, scores))
+            ]
             size = sum(text_size(trajectory.messages) for trajectory in assembled)
-            yield Step(assembled, size=size, resume_point=make_resume_point(file_position(resume), trace=trace))
+            yield Step(
+                assembled, unread=unread, size=size, resume_point=make_resume_point(file_position(resume), trace=trace)
+            )
 
 
 def _collect(
@@ -216,15 +232,20 @@ def _collect(
 def redacted_score(job: ImportJob, score: Score) -> Score:
     """Return a score with a redacted name, and with None instead of a value that is no outcome."""
     name = score.name if score.name == job.score else job.redactor.name(score.name)
-    return replace(
-        score, name=name, value=score.value if outcome_of_value(score.value, job.labels) is not None else None
-    )
+    if outcome_of_value(score.value, job.labels) is not None:
+        return replace(score, name=name)
+    return replace(score, name=name, value=None, unread=value_text(job, score.name, score.value))
 
 
 def assemble_trajectories(
     source: str, job: ImportJob, calls: Sequence[Call], scores: Sequence[Score]
 ) -> list[Trajectory]:
-    """Return the trajectories of one trace, given its calls sorted by time.
+    """Return the trajectories of one trace, given its calls sorted by time."""
+    return [_trajectory(source, job, chain, scores) for chain in _chains(calls)]
+
+
+def _chains(calls: Sequence[Call]) -> list[list[Call]]:
+    """Return the calls of each trajectory of a trace.
 
     There is one trajectory per branch, and one per failed call that neither was repeated with success nor continues a
     branch.
@@ -239,14 +260,24 @@ def assemble_trajectories(
         for call in calls
         if call.answer is None and (key := position(call.messages)) not in answered_positions
     }
-    assembled = []
+    complete = []
     for chain in chains:
         # A failed call that continues this chain is its last call.
         end = position(_conversation(chain[-1]))
         failed_position = next((key for key, call in failed.items() if start_position(call.messages) == end), None)
         ending = [failed.pop(failed_position)] if failed_position else []
-        assembled.append(_trajectory(source, job, [*chain, *ending], scores))
-    return assembled + [_trajectory(source, job, [call], scores) for call in failed.values()]
+        complete.append([*chain, *ending])
+    return complete + [[call] for call in failed.values()]
+
+
+def _unread_outcome(job: ImportJob, chain: Sequence[Call], scores: Sequence[Score]) -> str:
+    """Return why the scores of a trajectory give no outcome, "" if it has none."""
+    ids = {"", *(call.id for call in chain)}
+    relevant = [score for score in scores if score.call in ids and job.score in (None, score.name)]
+    names = sorted({score.name for score in relevant if score.value is not None})
+    if names:
+        return sanitize_line(f"scores that disagree: {', '.join(names)} (--score NAME picks one)")
+    return next((score.unread for score in relevant if score.unread), "")
 
 
 def _conversation(call: Call) -> list[Message]:

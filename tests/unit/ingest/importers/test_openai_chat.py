@@ -43,11 +43,44 @@ def path(tmp_path: Path) -> Path:
         ({"outcome": "infrastructure"}, "infrastructure", 0.0),
         ({"success": False}, "failure", 0.0),
         ({"metadata": {"reward": 1}}, "success", 1.0),
+        ({"reward": "1"}, "success", 1.0),
+        ({"reward": " 0.0 "}, "failure", 0.0),
+        ({"reward": "nan"}, "unknown", 0.0),
+        ({"reward": "1_0"}, "unknown", 0.0),
     ],
 )
 def test_the_outcome_is_read_from_the_record(path: Path, fields: dict[str, Any], outcome: str, reward: float) -> None:
     [trajectory], bad = read("openai", write(path, {"messages": HELLO, **fields}))
     assert (bad, str(trajectory.outcome), trajectory.reward) == ([], outcome, reward)
+
+
+@pytest.mark.parametrize(
+    ("fields", "text"),
+    [
+        ({"label": "resolved"}, 'label "resolved"'),
+        ({"score": 7}, "score 7"),
+        ({"rating": 5}, "rating 5"),
+        ({"feedback": "good"}, 'feedback "good", which --score feedback reads'),
+        ({"reward": None, "metadata": {"outcome": "won\x1b[31m"}}, 'outcome "won\\u001b[31m"'),
+        ({"label": "sk-123"}, 'label "[redacted]"'),
+        ({"label": "x" * 100}, None),
+        ({"outcome": "unknown"}, ""),
+        ({}, ""),
+        ({"label": "billing", "reward": 1}, ""),
+    ],
+)
+def test_an_outcome_that_cannot_be_read_is_reported(path: Path, fields: dict[str, Any], text: str | None) -> None:
+    redactor = Redactor(["sk-[0-9]+"], [])
+    [step] = steps("openai", write(path, {"messages": HELLO, **fields}), redactor=redactor)
+    if text is None:
+        assert len(step.unread[0]) < 100
+    else:
+        assert list(step.unread) == ([text] if text else [])
+
+
+def test_a_named_score_that_cannot_be_read_is_reported(path: Path) -> None:
+    [step] = steps("openai", write(path, {"messages": HELLO, "stars": 5, "label": "won"}), score="stars")
+    assert step.unread == ["stars 5"]
 
 
 def test_messages_tools_and_names(path: Path) -> None:

@@ -146,6 +146,7 @@ def test_the_scratch_database_drops_values_without_outcome_and_redacts_names(tmp
         spill.commit()
         [(_, calls, scores)] = spill.traces("")
     assert len(calls) == 1
+    assert [score.unread for score in scores if score.unread] == ['[redacted] "[redacted]"']
     values = sorted((score.name.split("-")[0], score.value) for score in scores if score.value is not None)
     assert values == [("[redacted", False), ("half \ufffd", 1), ("told to secret", "bad")]
     content = (tmp_path / "scratch").read_bytes()
