@@ -73,7 +73,7 @@ class Trajectory:
 
     id: str
     source: str  # "desk", "env:<hash>", "tau-bench"
-    split: str  # "train", "gate", "test"; "held-out", "excluded" of recorded conversations; "" where there is none
+    split: str  # "train", "gate", "test"; "held-out", "excluded", "superseded" of conversations; "" where there is none
     task_id: str  # seed as text, or the source's task id
     trial: int
     model: str  # "base" or an adapter version "capability@vN"; for imports the recorded agent's name

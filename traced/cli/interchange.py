@@ -121,6 +121,10 @@ def _print(file: Path, result: ImportResult, serving: ServingSection, as_json: b
     judged_text = f", {result.judged} outcomes set by the rules" if result.judged else ""
     judged_text += f", {result.completed} known ones with new tools or prompts" if result.completed else ""
     judged_text += f", {result.in_use} known ones unchanged because a cycle has used them" if result.in_use else ""
+    judged_text += f", {result.shorter} shorter versions of them left out" if result.shorter else ""
+    superseded = result.superseded + result.superseded_in_use
+    judged_text += f", {superseded} earlier versions superseded" if superseded else ""
+    judged_text += f" ({result.superseded_in_use} stay as evidence of a cycle)" if result.superseded_in_use else ""
     passed = f", {result.passed} records without a model call" if result.passed else ""
     next_step = "traced analyze" if result.has_outcomes else OUTCOMES_NEEDED
     console.print(

@@ -172,6 +172,12 @@ def position_without_system(messages: Sequence[Message]) -> str:
     return position([message for message in messages if message.get("role") not in SYSTEM_ROLES])
 
 
+def continues(messages: Sequence[Message], earlier: Sequence[Message]) -> bool:
+    """Return whether a conversation goes on from an earlier state of it; system prompts may have changed."""
+    beginning = messages[: len(earlier)]
+    return len(earlier) < len(messages) and position_without_system(beginning) == position_without_system(earlier)
+
+
 def history_length(messages: Sequence[Message]) -> int:
     """Return the number of messages exchanged before a request, which are those up to the assistant's last message."""
     return next((count for count in range(len(messages), 0, -1) if messages[count - 1].get("role") == "assistant"), 0)

@@ -1,9 +1,10 @@
 """Import trajectories from files into the store: `traced import`.
 
 An import is stored batch by batch, so memory does not grow with the file, and a killed import resumes after its last
-batch. A trajectory that is imported twice is stored once. Bad records are written to a file with their reasons; a
-strict import stores nothing if there is a bad record. Errors name file, record and line; batches that were stored
-before an error stay. Not covered: a file that changes while it is read.
+batch. A trajectory that is imported twice is stored once, and of a conversation that its source names one version
+counts (``traced.ingest.versions``). Bad records are written to a file with their reasons; a strict import stores
+nothing if there is a bad record. Errors name file, record and line; batches that were stored before an error stay. Not
+covered: a file that changes while it is read.
 """
 
 import hashlib
@@ -35,14 +36,15 @@ from store.repositories.trajectories import (
 )
 from store.types import Outcome, Trajectory
 from traced.config.settings import Settings
-from traced.ingest.agent_context import read_agent_context
+from traced.ingest.agent_context import AgentContext, read_agent_context
 from traced.ingest.customers import customer_hash
 from traced.ingest.import_ledger import Counts, Ledger
 from traced.ingest.importers.errors import NoTrajectories, UnknownFormat
 from traced.ingest.importers.formats import FORMATS, detect_format, format_of
 from traced.ingest.importers.json_file import read_head
-from traced.ingest.importers.reader import ImportJob, ResumePoint, Step
+from traced.ingest.importers.reader import CONTENT_DIGITS, ImportJob, NamedBy, ResumePoint, Step
 from traced.ingest.redaction import Redactor
+from traced.ingest.versions import ImportedIds, ImportedTrajectory, SupersededCounts, supersede, without_shorter
 from traced.scoring.evidence import (
     JUDGE,
     RULES,
@@ -106,6 +108,9 @@ class ImportResult:
     other tools or prompts, ``in_use`` those that did not because a cycle has used them. ``unread`` counts those that
     state an outcome in a form that was not understood, and ``unread_values`` has the first few such fields and values
     with their counts. ``has_outcomes`` says whether any stored trajectory of the source is a success or a failure.
+    ``shorter`` counts those that were not stored because a longer version of their conversation continues them.
+    ``superseded`` counts stored ones that were deleted because the import brought another version of their
+    conversation, ``superseded_in_use`` those that stay for the evidence of a cycle, and that no later analysis uses.
     """
 
     cycle: str | None
@@ -125,6 +130,9 @@ class ImportResult:
     unread: int = 0
     unread_values: dict[str, int] = field(default_factory=dict)
     has_outcomes: bool = True
+    shorter: int = 0
+    superseded: int = 0
+    superseded_in_use: int = 0
 
 
 def import_file(
@@ -164,6 +172,7 @@ def import_file(
     rules = read_rules(Path(settings.outcomes.rules)) if settings.outcomes.rules else None
     # An unreadable file raises an error here, before the ledger creates files.
     read_head(path)
+    source = owner.name if owner else format_name
     with Ledger(settings.data_dir, path, options) as ledger:
         # If the store was replaced since then, the trajectories that the ledger counts as stored are missing.
         if request.from_start or (ledger.last_id and not _trajectory_exists(store, ledger.last_id)):
@@ -182,30 +191,23 @@ def import_file(
             customers=customer_hash(store),
         )
         try:
-            steps = FORMATS[format_name](job, ledger.resume_point)
-            for batch, resume_point in _batches(steps, ledger, format_name, strict=request.strict):
-                complete = [agent.added_to(trajectory) for trajectory in batch]
-                own_batch = [_of_target(trajectory, owner) for trajectory in complete] if owner else complete
-                with write_session(store) as session:
-                    _store_batch(session, ledger, own_batch, job.labels, at, has_context=bool(agent.digest))
-                # The ledger is written after the store's commit. If the process is killed in between, the batch is
-                # stored again, which changes nothing.
-                if resume_point is not None:
-                    ledger.commit(resume_point)
-                on_batch(ledger.counts)
+            superseded = _store_file(
+                store, job, ledger, format_name, source=source, agent=agent, owner=owner, at=at, on_batch=on_batch
+            )
         except UnknownFormat:
             ledger.finish()
             raise
         ledger.finish()
         counts = ledger.counts
         _require_trajectories(counts, path, format_name, ledger)
-    source = owner.name if owner else format_name
     with write_session(store) as session:
         # A recorded target has cycles of its own; ``traced analyze`` begins one.
         cycle = None if owner else cycle_of_imports(session, settings, format_name, request.agent, at)
         cycle_id = cycle.id if cycle else None
         if counts.added or counts.replaced:
             detail = {"trajectories": counts.added, "judged anew": counts.replaced, "left out": counts.bad}
+            superseded_count = superseded.deleted + superseded.in_use
+            detail |= {"superseded": superseded_count} if superseded_count else {}
             save_event(session, Event(at, "import", source, cycle_id, detail))
     bad_file = ledger.bad_file if counts.bad else None
     totals = (counts.added, counts.known, counts.replaced, counts.passed, counts.bad)
@@ -229,13 +231,52 @@ def import_file(
         unread=counts.unread,
         unread_values=counts.unread_values,
         has_outcomes=has_outcomes,
+        shorter=counts.shorter,
+        superseded=superseded.deleted,
+        superseded_in_use=superseded.in_use,
     )
 
 
-def _of_target(trajectory: Trajectory, owner: ConversationTarget) -> Trajectory:
-    """Return an imported trajectory as one of a recorded target; several targets may import the same file."""
-    key = f"{owner.name}-{digest(trajectory.id)[:32]}"
-    return replace(trajectory, id=key, source=owner.name)
+def _store_file(
+    store: Engine,
+    job: ImportJob,
+    ledger: Ledger,
+    format_name: str,
+    *,
+    source: str,
+    agent: AgentContext,
+    owner: ConversationTarget | None,
+    at: datetime,
+    on_batch: Callable[[Counts], None],
+) -> SupersededCounts:
+    with ImportedIds(ledger.ids_file) as ids:
+        steps = FORMATS[format_name](job, ledger.resume_point)
+        for batch, resume_point in _batches(steps, ledger, format_name, strict=job.strict):
+            own_batch = [_of_agent(row, agent, owner) for row in batch]
+            with write_session(store) as session:
+                current = without_shorter(session, source, job.agent, own_batch)
+                trajectories = [row.trajectory for row in current]
+                _store_batch(session, ledger, trajectories, job.labels, at, has_context=bool(agent.digest))
+            ids.add(current)
+            ledger.counts.shorter += len(own_batch) - len(current)
+            # The ledger is written after the store's commit. If the process is killed in between, the batch is
+            # stored again, which changes nothing.
+            if resume_point is not None:
+                ledger.commit(resume_point)
+            on_batch(ledger.counts)
+        return supersede(store, source, job.agent, ids, job.labels)
+
+
+def _of_agent(row: ImportedTrajectory, agent: AgentContext, owner: ConversationTarget | None) -> ImportedTrajectory:
+    """Return an imported trajectory with what it lacks, as one of a recorded target if there is an owner."""
+    trajectory = agent.added_to(row.trajectory)
+    if owner is not None:
+        # Several targets may import the same file.
+        key = digest(trajectory.id)
+        if row.named_by is NamedBy.ID:
+            key = digest(trajectory.id[:-CONTENT_DIGITS])[:CONTENT_DIGITS] + key[:CONTENT_DIGITS]
+        trajectory = replace(trajectory, id=f"{owner.name}-{key[:32]}", source=owner.name)
+    return replace(row, trajectory=trajectory)
 
 
 def cycle_of_imports(session: Session, settings: Settings, source: str, agent: str, at: datetime) -> Cycle:
@@ -245,7 +286,8 @@ def cycle_of_imports(session: Session, settings: Settings, source: str, agent: s
     """
     # The JSON of [ids, config, seed] is hashed piece by piece, because a list of all ids may not fit into memory.
     hasher, count = hashlib.sha256(b"[["), 0
-    for count, trajectory_id in enumerate(iterate_ids(session, TrajectoryFilter(source=source, model=agent)), 1):
+    criteria = TrajectoryFilter(source=source, model=agent, split="")  # without superseded ones
+    for count, trajectory_id in enumerate(iterate_ids(session, criteria), 1):
         hasher.update(((", " if count > 1 else "") + json.dumps(trajectory_id)).encode())
     config: dict[str, Any] = {IMPORTED: count, "analysis": settings.analysis.model_dump(mode="json")}
     if settings.analysis.analyst == "llm":
@@ -258,9 +300,9 @@ def cycle_of_imports(session: Session, settings: Settings, source: str, agent: s
 
 def _batches(
     steps: Iterator[Step], ledger: Ledger, format_name: str, *, strict: bool
-) -> Iterator[tuple[list[Trajectory], ResumePoint | None]]:
+) -> Iterator[tuple[list[ImportedTrajectory], ResumePoint | None]]:
     """Yield the trajectories to store in one transaction with the resume point after them, None for the last batch."""
-    batch: list[Trajectory] = []
+    batch: list[ImportedTrajectory] = []
     size = 0
     for step in steps:
         if step.bad is not None:
@@ -273,7 +315,7 @@ def _batches(
             ledger.count_unread(text)
         ledger.counts.good += step.good
         ledger.counts.passed += step.passed
-        batch += step.trajectories
+        batch += [ImportedTrajectory(trajectory, step.named_by) for trajectory in step.trajectories]
         size += step.size
         if step.resume_point is not None and (len(batch) >= BATCH or size >= BATCH_BYTES):
             yield batch, step.resume_point
@@ -340,7 +382,7 @@ def _reject_wrong_format(ledger: Ledger, format_name: str, step: Step) -> None:
 
 
 def _require_trajectories(counts: Counts, path: Path, format_name: str, ledger: Ledger) -> None:
-    if counts.outcomes:
+    if counts.outcomes or counts.shorter:
         return
     hint = f"--format {'|'.join(FORMATS)}"
     if counts.bad:

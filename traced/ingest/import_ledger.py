@@ -32,10 +32,11 @@ class Counts:
 
     ``outcomes`` counts trajectories by outcome. ``added``, ``known`` (stored before) and ``replaced`` (stored before,
     with another outcome now) count trajectories; ``completed`` the known ones that got other tools or prompts,
-    ``in_use`` those that did not because a cycle has used them. ``good`` (valid, with a model call), ``passed`` (valid,
-    without one) and ``bad`` count records. ``unread`` counts the trajectories whose outcome could not be read, and
-    ``unread_values`` has the first few different fields and values of them with their counts. ``told`` has the messages
-    of the first bad records.
+    ``in_use`` those that did not because a cycle has used them, ``shorter`` those that were left out because a longer
+    version of their conversation continues them. ``good`` (valid, with a model call), ``passed`` (valid, without one)
+    and ``bad`` count records. ``unread`` counts the trajectories whose outcome could not be read, and ``unread_values``
+    has the first few different fields and values of them with their counts. ``told`` has the messages of the first bad
+    records.
     """
 
     outcomes: dict[str, int] = field(default_factory=dict)
@@ -44,6 +45,7 @@ class Counts:
     replaced: int = 0
     completed: int = 0
     in_use: int = 0
+    shorter: int = 0
     good: int = 0
     passed: int = 0
     bad: int = 0
@@ -64,6 +66,7 @@ class Ledger:
         name = f"{path.name[:60]}-{key}"
         self._state_file, self.bad_file = folder / f"{name}.json", folder / f"{name}.bad.jsonl"
         self.scratch = folder / f"{name}.scratch"
+        self.ids_file = folder / f"{name}.ids"
         status = path.stat()
         head = hashlib.sha256(read_head(path)).hexdigest()
         self._identity = {"options": options, "size": status.st_size, "changed_ns": status.st_mtime_ns, "head": head}
@@ -162,4 +165,5 @@ class Ledger:
         flush(self.bad_file.parent)
 
     def _scratch_files(self) -> list[Path]:
-        return [self.scratch.with_name(self.scratch.name + end) for end in ("", "-wal", "-shm")]
+        scratch_files = [self.scratch.with_name(self.scratch.name + end) for end in ("", "-wal", "-shm")]
+        return [*scratch_files, self.ids_file, self.ids_file.with_name(f"{self.ids_file.name}-journal")]

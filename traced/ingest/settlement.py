@@ -25,8 +25,8 @@ from store.errors import StoreError
 from store.records import Exchange, Feedback
 from store.repositories import serving
 from store.repositories.trajectories import delete_reported, get_trajectory, save_trajectories
-from store.types import EndCause, Message, Outcome, Trajectory
-from traced.ingest.conversations import branches, position_without_system
+from store.types import EndCause, Outcome, Trajectory
+from traced.ingest.conversations import branches, continues
 from traced.scoring import evidence
 from traced.scoring.evidence import Labels
 from traced.scoring.rules import UNDECIDED, Decision, Rules
@@ -171,12 +171,7 @@ def _shorter(session: Session, trajectory: Trajectory) -> list[Trajectory]:
         for earlier in serving.trajectories_of(session, trajectory.task_id)
         if earlier != trajectory.id
     ]
-    return [earlier for earlier in trajectories if _continues(trajectory.messages, earlier.messages)]
-
-
-def _continues(messages: Sequence[Message], earlier: Sequence[Message]) -> bool:
-    beginning = messages[: len(earlier)]
-    return len(earlier) < len(messages) and position_without_system(beginning) == position_without_system(earlier)
+    return [earlier for earlier in trajectories if continues(trajectory.messages, earlier.messages)]
 
 
 def _continued(trajectory: Trajectory, shorter: Sequence[Trajectory], targets: ConversationTargets) -> Trajectory:

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 CONVERSATIONS_ONLY = "recorded"  # target.kind
 TRAIN, HELD_OUT, EXCLUDED = "train", "held-out", "excluded"
+# An imported conversation of which a later import has brought another version, and that is evidence of a cycle.
+SUPERSEDED = "superseded"
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ from traced.ingest.importers.reader import (
     CUSTOMER_FIELDS,
     UNKNOWN_OUTCOME,
     ImportJob,
+    NamedBy,
     OutcomeReward,
     ResumePoint,
     Step,
@@ -68,7 +69,15 @@ def _steps(job: ImportJob, resume: ResumePoint | None) -> Iterator[Step]:
         else:
             size, offset = element.end.offset - offset, element.end.offset
             unread = _unread_outcome(job, element.value) if converted.outcome is Outcome.UNKNOWN else []
-            yield Step([converted], good=1, unread=unread, size=size, resume_point=make_resume_point(element.end))
+            named_by = _named_by(element.value)
+            yield Step(
+                [converted],
+                named_by=named_by,
+                good=1,
+                unread=unread,
+                size=size,
+                resume_point=make_resume_point(element.end),
+            )
 
 
 def _trajectory(job: ImportJob, record: Record) -> Trajectory:
@@ -127,6 +136,12 @@ def _body(value: object) -> Fields:
         raise RecordFormatError(f"a request or response has to be an object, found {type_name(value)}")
     body = value.get("body", value)
     return body if isinstance(body, Mapping) else {}
+
+
+def _named_by(value: Fields) -> NamedBy:
+    if not _first_name(value, NAME_KEYS):
+        return NamedBy.NOTHING
+    return NamedBy.ID if _first_name(value, (SHARED_TASK_KEY,)) else NamedBy.TASK
 
 
 def _first_name(value: Fields, keys: tuple[str, ...]) -> str:

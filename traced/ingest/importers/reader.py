@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
+from enum import Enum, auto
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,8 @@ OutcomeReward = tuple[Outcome, float]
 
 MAX_KEY_LENGTH = 200
 NO_TARGET = ConversationTarget("")
+# The hexadecimal digits at the end of an id that depend on the content, where the digits before name the conversation.
+CONTENT_DIGITS = 16
 # Fields of a record, or of its metadata, that name the customer.
 CUSTOMER_FIELDS = ("customer", "customer_id", "user_id", "userId", "user", "end_user_id")
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -97,16 +100,28 @@ class ImportJob:
         return cleaned
 
 
+class NamedBy(Enum):
+    """What names the conversation of an imported trajectory."""
+
+    NOTHING = auto()
+    # Its task and trial.
+    TASK = auto()
+    # The first part of the trajectory's id: its task is shared with other conversations.
+    ID = auto()
+
+
 @dataclass(frozen=True)
 class Step:
     """The result of reading some records.
 
     ``good`` counts valid records with a model call, ``passed`` those without, and ``size`` the approximate bytes.
     ``unread`` has, for each trajectory whose outcome could not be read, the field and its value as redacted text.
+    ``named_by`` says what names the conversation of each trajectory.
     Reading can resume at ``resume_point`` once everything up to this step is stored; None if it cannot resume here.
     """
 
     trajectories: Sequence[Trajectory] = ()
+    named_by: NamedBy = NamedBy.NOTHING
     good: int = 0
     passed: int = 0
     bad: BadRecord | None = None
@@ -236,9 +251,11 @@ def trajectory(
     """
     task = storable(task_id)
     # The outcome is not part of the id, because a later file may state it for the same trajectory.
-    identity = [source, job.agent, task, trial, messages, *([name] if name else [])]
+    key = digest([source, job.agent, task, trial, messages, *([name] if name else [])])
+    if name:
+        key = digest([source, job.agent, task, trial, name])[:CONTENT_DIGITS] + key[:CONTENT_DIGITS]
     return Trajectory(
-        id=f"{source}-{digest(identity)[:32]}",
+        id=f"{source}-{key[:32]}",
         source=source,
         split=job.target.split(task, customer=customer, task=task if is_shared_task else ""),
         task_id=task,

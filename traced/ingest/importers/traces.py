@@ -25,6 +25,7 @@ from traced.ingest.importers.errors import BadRecord, ImportFailed, RecordFormat
 from traced.ingest.importers.reader import (
     UNKNOWN_OUTCOME,
     ImportJob,
+    NamedBy,
     ResumePoint,
     Step,
     bad_record,
@@ -194,7 +195,11 @@ def read_traces(
             ]
             size = sum(text_size(trajectory.messages) for trajectory in assembled)
             yield Step(
-                assembled, unread=unread, size=size, resume_point=make_resume_point(file_position(resume), trace=trace)
+                assembled,
+                named_by=NamedBy.TASK,
+                unread=unread,
+                size=size,
+                resume_point=make_resume_point(file_position(resume), trace=trace),
             )
 
 
