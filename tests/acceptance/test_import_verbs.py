@@ -258,7 +258,7 @@ def test_what_is_to_be_redacted_is_nowhere_in_the_data_directory(traced: Traced,
     result = traced("import", file, "--set", 'serving.redact=["sk-[0-9]+"]', "--json")
     assert result.code == 0, result.err
     assert (result.json["added"], result.json["bad"], result.json["outcomes"]) == (1, 2, {"unknown": 1})
-    assert "[redacted]" in Path(result.json["bad_file"]).read_text()
+    assert "[redacted-" in Path(result.json["bad_file"]).read_text()
     files = [path for path in (tmp_path / "traced-data").rglob("*") if path.is_file()]
     assert not [path for path in files if b"sk-123456" in path.read_bytes()]
 

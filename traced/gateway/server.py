@@ -217,7 +217,8 @@ async def open_gateway(
     spool = Spool(settings.data_dir / "spool")
     spool.losses.prepare()
     limit = ConcurrencyLimit(section.concurrency, section.queue, section.queue_s)
-    redactor = Redactor(section.redact, section.redact_fields)
+    customers = customer_hash(store)
+    redactor = Redactor(section.redact, section.redact_fields, customers.redaction_key())
     feedback_receiver = FeedbackReceiver(store, Labels(section.success_labels, section.failure_labels), redactor)
     shadows = Shadows(pool, upstream, limit, settings.promotion.shadow_requests)
     access = _access(settings, follower.keys, Quotas(store, now, peers.exist))
@@ -226,7 +227,7 @@ async def open_gateway(
         feedback_receiver,
         access,
         redactor,
-        RejectedSpans(spool.folder, redactor, spool.losses, customers := customer_hash(store)),
+        RejectedSpans(spool.folder, redactor, spool.losses, customers),
         SpanJoiner(section.span_wait_s, time.monotonic),
         section.record,
         customers,

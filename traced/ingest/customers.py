@@ -40,6 +40,10 @@ class CustomerHash:
         digest = hmac.new(self.key, text.encode(errors="surrogatepass"), hashlib.sha256).hexdigest()
         return f"{PREFIX}{digest[:24]}"
 
+    def redaction_key(self) -> bytes:
+        """Return the key of the pseudonyms of redacted text (``traced.ingest.redaction``)."""
+        return hmac.digest(self.key, b"redaction", hashlib.sha256)
+
     def first(self, fields: Mapping[str, Any], names: Sequence[str]) -> str:
         """Return the hash of the first of these fields that has a name; "" without one."""
         return next((hashed for name in names if (hashed := self(fields.get(name)))), "")

@@ -158,7 +158,8 @@ def import_file(
     redaction = [serving.redact, serving.redact_fields]
     target = conversation_targets(settings).configured(request.target)
     owner = target if target.is_recorded else None
-    redactor = Redactor(*redaction)
+    customers = customer_hash(store)
+    redactor = Redactor(serving.redact, serving.redact_fields, customers.redaction_key())
     agent = read_agent_context(redactor, tools=request.tools, system=request.system, policy=request.policy)
     options = {
         "format": format_name,
@@ -188,7 +189,7 @@ def import_file(
             strict=request.strict,
             redacts_fields=bool(serving.redact_fields),
             target=target,
-            customers=customer_hash(store),
+            customers=customers,
         )
         try:
             superseded = _store_file(

@@ -4,9 +4,14 @@ Patterns are applied to the assembled text: a streamed answer is assembled first
 found. Fields are searched in arguments, results and contents, and in a request's keys beyond the protocol (``user``,
 ``metadata``). Keys of the protocol are not redacted as fields, and tool definitions are redacted by patterns only,
 because they hold names of fields but no values. The data that the client and the engine receive is not changed.
+
+With a key, each match and each text or number in a field becomes a pseudonym, such as ``[redacted-kqzmdwbt]``. The same
+text always has the same one, so that an object that is looked up in one call is the same object in another. Who lacks
+the key cannot verify a guess. Everybody can see which places had the same text.
 """
 
 import hashlib
+import hmac
 import json
 import re
 from collections.abc import Collection, Mapping, Sequence
@@ -18,6 +23,9 @@ from traced.core.fast_json import read_json, write_json
 from traced.ingest.responses import Form, form_of_line, messages_of, read_answer, read_stream, tools_of
 
 REDACTED = "[redacted]"
+# Letters only, so that patterns of numbers do not match within a pseudonym.
+PSEUDONYM_LETTERS = "abcdefghijklmnopqrstuvwxyz"
+PSEUDONYM_LENGTH = 8
 # Maximum depth to which a value is searched; deeper values are redacted as a whole.
 MAX_DEPTH = 150
 
@@ -43,14 +51,18 @@ DEFINITION_FIELDS = ("functions", "tool_choice", "response_format")
 class Redactor:
     """Redacts by patterns (regular expressions) and by names of fields; falsy if it has neither.
 
+    Args:
+        key: The key of the pseudonyms; without one every match becomes ``REDACTED``.
+
     Raises:
         ValueError: A pattern is not a valid regular expression.
     """
 
-    def __init__(self, patterns: Sequence[str], fields: Collection[str]) -> None:
+    def __init__(self, patterns: Sequence[str], fields: Collection[str], key: bytes = b"") -> None:
         self._patterns = [re.compile(pattern) for pattern in patterns]
         self._fields = frozenset(fields)
-        self._by_pattern: Redactor = Redactor(patterns, ()) if self._fields else self
+        self._key = key
+        self._by_pattern: Redactor = Redactor(patterns, (), key) if self._fields else self
 
     def __bool__(self) -> bool:
         return bool(self._patterns or self._fields)
@@ -92,8 +104,23 @@ class Redactor:
     def text(self, text: str) -> str:
         """Return the text with every match of a pattern redacted."""
         for pattern in self._patterns:
-            text = pattern.sub(REDACTED, text)
+            text = pattern.sub(lambda match: self._pseudonym(match[0]), text)
         return text
+
+    def _pseudonym(self, text: str) -> str:
+        if not text or not self._key:
+            return REDACTED
+        number = int.from_bytes(hmac.digest(self._key, text.encode("utf-8", "surrogatepass"), hashlib.sha256))
+        letters = ""
+        for _ in range(PSEUDONYM_LENGTH):
+            number, letter = divmod(number, len(PSEUDONYM_LETTERS))
+            letters += PSEUDONYM_LETTERS[letter]
+        return f"[redacted-{letters}]"
+
+    def _field(self, value: object) -> str:
+        # The few values of other types could be told apart by how often they occur.
+        is_named = isinstance(value, str | int | float) and not isinstance(value, bool)
+        return self._pseudonym(str(value)) if is_named else REDACTED
 
     def _line(self, line: dict[str, Any]) -> dict[str, Any]:
         # Whatever its form, the request is stored in the chat form, whose fields this module knows.
@@ -125,7 +152,7 @@ class Redactor:
         if isinstance(value, dict):
             hidden = self._fields.difference(keys)
             return {
-                key: REDACTED if key in hidden else self._redact(item, keys.get(key, NO_KEYS), depth + 1)
+                key: self._field(item) if key in hidden else self._redact(item, keys.get(key, NO_KEYS), depth + 1)
                 for key, item in value.items()
             }
         return value

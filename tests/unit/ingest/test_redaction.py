@@ -1,6 +1,7 @@
 """What must not be stored is taken out before anything is."""
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -113,6 +114,33 @@ def test_patterns_apply_to_tool_definitions() -> None:
 def test_functions_of_the_responses_form_keep_their_names() -> None:
     call = {"type": "function_call", "call_id": "1", "name": "pay", "arguments": '{"name": "Ann"}'}
     assert Redactor([], ["name"]).messages([call]) == [{**call, "arguments": '{"name": "[redacted]"}'}]
+
+
+KEY = b"k" * 32
+
+
+def test_the_same_text_has_the_same_pseudonym_wherever_it_is() -> None:
+    redactor = Redactor(["P[0-9]{4}"], ["patient", "note", "is_adult", "age"], KEY)
+    arguments = json.dumps({"patient": "P1001", "age": 41, "is_adult": True, "note": {"of": "P1001"}})
+    call = {"id": "1", "type": "function", "function": {"name": "find_patient", "arguments": arguments}}
+    messages = [
+        {"role": "user", "content": "P1001, not P1002, said P1001"},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+    ]
+    question, answer = redactor.messages(messages)
+    pseudonyms = re.findall(r"\[redacted-[a-z]{8}\]", question["content"])
+    assert pseudonyms[0] == pseudonyms[2] != pseudonyms[1]
+    values = json.loads(answer["tool_calls"][0]["function"]["arguments"])
+    assert values["patient"] == pseudonyms[0]
+    assert re.fullmatch(r"\[redacted-[a-z]{8}\]", values["age"])
+    assert (values["is_adult"], values["note"]) == ("[redacted]", "[redacted]")
+    assert not re.search("P100|41|true", json.dumps([question, answer]))
+
+
+def test_a_pseudonym_depends_on_the_key() -> None:
+    first, second = (Redactor(["P[0-9]{4}"], [], key).text("P1001") for key in (KEY, b"x" * 32))
+    assert first != second
+    assert Redactor(["P[0-9]{4}"], [], KEY).text("P1001") == first
 
 
 def test_redacted_names_stay_distinct() -> None:
