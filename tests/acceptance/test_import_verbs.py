@@ -263,6 +263,16 @@ def test_what_is_to_be_redacted_is_nowhere_in_the_data_directory(traced: Traced,
     assert not [path for path in files if b"sk-123456" in path.read_bytes()]
 
 
+def test_an_import_says_what_it_replaced_and_what_is_not_redacted(traced: Traced, tmp_path: Path) -> None:
+    file = tmp_path / "conversations.jsonl"
+    file.write_text("\n".join(json.dumps({"messages": HELLO, **record}) for record in ({"id": "a"}, {})))
+    assert traced("import", file).code == 0
+    result = traced("import", file, "--set", 'serving.redact=["hello"]')
+    assert "2 new, 0 already stored" in " ".join(result.out.split())
+    assert "1 earlier versions superseded" in " ".join(result.out.split())
+    assert "1 stored trajectories of openai hold text that serving.redact" in " ".join(result.err.split())
+
+
 def many_conversations(path: Path) -> None:
     with path.open("w") as file:
         for number in range(4000):

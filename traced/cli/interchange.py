@@ -114,6 +114,14 @@ def _print(file: Path, result: ImportResult, serving: ServingSection, as_json: b
         )
     if result.unread:
         progress.print(_unread_text(result, serving), highlight=False, markup=False)
+    if result.unredacted:
+        progress.print(
+            f"{result.unredacted} stored trajectories of {result.source} hold text that serving.redact or "
+            "serving.redact_fields removes: they were imported before these settings, and stay as they are. Records "
+            "with ids can be imported again; else import all files into a new data directory (--data-dir)",
+            highlight=False,
+            markup=False,
+        )
     if as_json:
         print_json(result)
         return

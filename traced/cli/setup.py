@@ -244,7 +244,8 @@ def check_redaction(settings: Settings) -> Finding:
     serving = settings.serving
     if serving.redact or serving.redact_fields:
         counts = f"{len(serving.redact)} patterns, {len(serving.redact_fields)} fields"
-        return Finding("personal data", True, f"redacted before anything is stored: {counts}")
+        observed = f"redacted before it is stored: {counts}; what was stored before these settings stays as it is"
+        return Finding("personal data", True, observed)
     if settings.target.kind != "recorded" and not serving.targets:
         return Finding("personal data", True, "nothing is redacted; no target has recorded conversations only")
     warning = (

@@ -38,12 +38,13 @@ from store.types import Outcome, Trajectory
 from traced.config.settings import Settings
 from traced.ingest.agent_context import AgentContext, read_agent_context
 from traced.ingest.customers import customer_hash
-from traced.ingest.import_ledger import Counts, Ledger
+from traced.ingest.import_ledger import FOLDER, Counts, Ledger
 from traced.ingest.importers.errors import NoTrajectories, UnknownFormat
 from traced.ingest.importers.formats import FORMATS, detect_format, format_of
 from traced.ingest.importers.json_file import read_head
 from traced.ingest.importers.reader import CONTENT_DIGITS, ImportJob, NamedBy, ResumePoint, Step
 from traced.ingest.redaction import Redactor
+from traced.ingest.unredacted import RedactionCheck
 from traced.ingest.versions import ImportedIds, ImportedTrajectory, SupersededCounts, supersede, without_shorter
 from traced.scoring.evidence import (
     JUDGE,
@@ -111,6 +112,7 @@ class ImportResult:
     ``shorter`` counts those that were not stored because a longer version of their conversation continues them.
     ``superseded`` counts stored ones that were deleted because the import brought another version of their
     conversation, ``superseded_in_use`` those that stay for the evidence of a cycle, and that no later analysis uses.
+    ``unredacted`` counts stored conversations that were imported before the settings of redaction.
     """
 
     cycle: str | None
@@ -133,6 +135,7 @@ class ImportResult:
     shorter: int = 0
     superseded: int = 0
     superseded_in_use: int = 0
+    unredacted: int = 0
 
 
 def import_file(
@@ -216,6 +219,8 @@ def import_file(
     if rules is not None:
         report = apply_rules(store, rules, source, job.labels, include_judged=False, limit=None, at=at)
         judged_count = sum(report.judged.values())
+    check = RedactionCheck(settings.data_dir / FOLDER, _store_key(store), redactor, redaction)
+    unredacted = check.count(store, source, request.agent)
     with read_session(store) as session:
         has_outcomes = any(count for outcome, count in count_reported(session, source).items() if outcome.is_judged)
     return ImportResult(
@@ -232,6 +237,7 @@ def import_file(
         unread=counts.unread,
         unread_values=counts.unread_values,
         has_outcomes=has_outcomes,
+        unredacted=unredacted,
         shorter=counts.shorter,
         superseded=superseded.deleted,
         superseded_in_use=superseded.in_use,

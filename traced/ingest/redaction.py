@@ -26,6 +26,8 @@ REDACTED = "[redacted]"
 # Letters only, so that patterns of numbers do not match within a pseudonym.
 PSEUDONYM_LETTERS = "abcdefghijklmnopqrstuvwxyz"
 PSEUDONYM_LENGTH = 8
+# What text and names that were redacted have in their place.
+PLACEHOLDER = re.compile(r"\[redacted(-[a-z]{8}|-[0-9a-f]{12})?\]")
 # Maximum depth to which a value is searched; deeper values are redacted as a whole.
 MAX_DEPTH = 150
 
@@ -83,6 +85,11 @@ class Redactor:
         if isinstance(value, list):
             return [self._message(message) for message in value]
         return self._message(value)
+
+    def is_redacted(self, messages: Sequence[Any]) -> bool:
+        """Return whether stored messages have nothing to redact but what has been redacted already."""
+        texts = (json.dumps(value) for value in (messages, self.messages(messages)))
+        return len({PLACEHOLDER.sub("", text) for text in texts}) == 1
 
     def definitions(self, value: object) -> Any:
         """Return redacted copies of tool definitions; only patterns apply to them."""
@@ -161,7 +168,9 @@ class Redactor:
         # Arguments and results of tools are JSON text, which may have fields to redact as well.
         if self._fields and text[:1] in ("{", "["):
             try:
-                return self.text(json.dumps(self._redact(json.loads(text), NO_KEYS, depth), ensure_ascii=False))
+                value = json.loads(text)
+                redacted = self._redact(value, NO_KEYS, depth)
+                return self.text(text if redacted == value else json.dumps(redacted, ensure_ascii=False))
             except ValueError:
                 pass
             except RecursionError:

@@ -26,3 +26,5 @@ def test_conversations_without_redaction_are_named(
     finding = check_redaction(load_settings(tmp_path, overrides))
     assert finding.ok
     assert bool(finding.warning) is is_warned
+    if "serving.redact" in overrides:
+        assert finding.seen.endswith("what was stored before these settings stays as it is")

@@ -143,6 +143,15 @@ def test_a_pseudonym_depends_on_the_key() -> None:
     assert Redactor(["P[0-9]{4}"], [], KEY).text("P1001") == first
 
 
+def test_what_is_redacted_already_is_told_from_what_is_not() -> None:
+    result = {"role": "tool", "tool_call_id": "1", "content": '{"email":"a@b.c", "of": "P1001"}'}
+    for redactor in (Redactor(["P[0-9]{4}"], ["email"], KEY), Redactor(["P[0-9]{4}"], ["email"])):
+        assert not redactor.is_redacted([result])
+        assert redactor.is_redacted(redactor.messages([result]))
+    # The spaces of JSON text without anything to redact stay.
+    assert Redactor([], ["name"], KEY).is_redacted([result])
+
+
 def test_redacted_names_stay_distinct() -> None:
     redactor = Redactor([r"\w+@\w+\.\w+"], [])
     ann, bob = redactor.name("ann@example.com/1"), redactor.name("bob@example.com/1")

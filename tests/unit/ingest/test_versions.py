@@ -94,6 +94,20 @@ def test_a_redacted_version_takes_the_place_of_one_that_was_not(run: Run, store:
     assert "Ann" not in json.dumps([row.messages for row in list_rows(store)])
 
 
+def test_what_was_imported_before_redaction_is_counted(run: Run, store: Engine) -> None:
+    assert run({"id": "a", "reward": 0}, {"reward": 1}).unredacted == 0
+    redact = {"serving.redact": ["Ann"], "serving.redact_fields": ["email"]}
+    # The record without an id is stored once more, redacted, beside the earlier one.
+    result = run({"id": "a", "reward": 0}, {"reward": 1}, **redact)
+    assert (result.added, result.superseded, result.unredacted) == (2, 1, 1)
+    assert run({"id": "b", "reward": 0}, **redact).unredacted == 1
+    with write_session(store) as session:
+        session.connection().exec_driver_sql("DELETE FROM trajectories WHERE messages LIKE '%Ann%'")
+    assert run({"id": "b", "reward": 0}, **redact).unredacted == 0
+    run({"id": "c"})
+    assert run({"id": "b", "reward": 0}, **redact).unredacted == 1
+
+
 def test_the_split_and_the_label_of_a_person_stay_with_the_conversation(run: Run, store: Engine) -> None:
     # Everything is held out at first, next to nothing later.
     run({"id": "a"}, **{"target.held_out": 0.99})
