@@ -301,7 +301,7 @@ def missing_contrast(successes: int, failures: int, kind: str) -> str:
     if failures and not successes:
         return (
             f"none of the {failures} {kind} succeeded, and a capability is found by comparing failures with successes. "
-            "Collect more episodes (collect.episodes), or take a stronger model."
+            "Take more of them (collect.episodes), or a stronger model."
         )
     if successes and not failures:
         return f"all {successes} {kind} succeeded, so there are no failures to learn from."

@@ -231,7 +231,7 @@ def test_same_figures_give_the_same_bytes(tmp_path: Path) -> None:
         (
             {"findings": [], "adapters": [], "collected": {Outcome.FAILURE: 8, Outcome.INFRASTRUCTURE: 1}},
             "No adapter was trained: none of the 8 collected episodes succeeded, and a capability is found by "
-            "comparing failures with successes. Collect more episodes (collect.episodes), or take a stronger model.",
+            "comparing failures with successes. Take more of them (collect.episodes), or a stronger model.",
         ),
         (
             {"findings": [], "adapters": [], "collected": {Outcome.SUCCESS: 8}},
