@@ -273,6 +273,23 @@ def test_an_import_says_what_it_replaced_and_what_is_not_redacted(traced: Traced
     assert "1 stored trajectories of openai hold text that serving.redact" in " ".join(result.err.split())
 
 
+def test_conversations_without_a_target_of_their_own_name_the_way_out(traced: Traced, tmp_path: Path) -> None:
+    """An analysis of them succeeds, and every later command would not."""
+    file = tmp_path / "recorded.json"
+    file.write_text(json.dumps([{**record, "trial": trial} for record in records() for trial in range(8)]))
+    imported = " ".join(traced("import", file).err.split())
+    assert "Note: the target of this data directory is desk, of which these are no episodes" in imported
+    assert "traced init --agent NAME, then import the files again" in imported
+    assert traced("analyze").code == 0
+    for verb in ("synthesize", "admit"):
+        message = " ".join(traced(verb).err.split())
+        assert "the conversations imported from tau-bench belong to no target" in message
+        assert "traced init --agent NAME, then import the files again" in message
+    assert traced("init", "--agent", "shop").code == 0
+    result = traced("import", file, "--json")
+    assert (result.json["source"], result.json["added"], "Note: the target" in result.err) == ("shop", 24, False)
+
+
 def many_conversations(path: Path) -> None:
     with path.open("w") as file:
         for number in range(4000):

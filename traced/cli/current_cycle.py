@@ -29,8 +29,9 @@ from traced.core.ownership import CYCLE_LOCK, hold_directory
 from traced.core.progress import Progress
 from traced.core.resources import Meter
 from traced.inference.model_files import base_model
+from traced.ingest.file_import import OWN_TARGET
 from traced.pipeline.admit import stored_report
-from traced.pipeline.analyze import to_train
+from traced.pipeline.analyze import is_import, to_train
 from traced.pipeline.context import Context, open_context, utc_now
 from traced.pipeline.cycles import find_cycle
 from traced.pipeline.inheritance import inherited_version
@@ -214,6 +215,13 @@ def _current(session: Session, settings: Settings, model: str, free: Sequence[st
         return cycle
     description = f"no cycle of {settings.target.name} with model {model} and seed {settings.seed}"
     command = "traced analyze" if conversation_target(settings).is_recorded else "traced collect"
+    imported = [cycle.target for cycle in list_cycles(session) if is_import(cycle)]
+    if not candidates and imported:
+        message = (
+            f"{settings.data_dir} has {description}; the conversations imported from {imported[0]} belong to no "
+            "target, so they can only be analysed"
+        )
+        raise TracedError(message, hint=f"{OWN_TARGET}; for episodes of {settings.target.name}: traced collect")
     if not candidates:
         raise TracedError(f"{settings.data_dir} has {description}", hint=command)
     is_unfinished = candidates[0].state in UNFINISHED_STATES

@@ -13,11 +13,12 @@ from traced.cli.output import console, print_json, progress
 from traced.cli.store_session import is_made, store_reader
 from traced.config.service_sections import ServingSection
 from traced.config.settings import Settings
-from traced.ingest.file_import import ImportRequest, ImportResult, import_file
+from traced.ingest.file_import import OWN_TARGET, ImportRequest, ImportResult, import_file
 from traced.ingest.import_ledger import Counts
 from traced.ingest.importers.formats import FORMATS
 from traced.interop.export import export as write_package
 from traced.interop.origin import Origin, origin_of_file, origin_of_hash
+from traced.targets.bundled import BUNDLED
 
 OUTCOMES_NEEDED = (
     "give the trajectories outcomes, which an analysis needs: a field reward, score, outcome, label or success of the "
@@ -100,10 +101,11 @@ def import_(
             result = import_file(store, settings, request, at=datetime.now(UTC), on_batch=update)
     finally:
         store.dispose()
-    _print(file, result, settings.serving, as_json)
+    _print(file, result, settings, as_json)
 
 
-def _print(file: Path, result: ImportResult, serving: ServingSection, as_json: bool) -> None:
+def _print(file: Path, result: ImportResult, settings: Settings, as_json: bool) -> None:
+    target = settings.target.name
     if result.resumed:
         progress.print(f"Resumed the stopped import of {file}", highlight=False, markup=False)
     for text in result.skipped:
@@ -113,7 +115,7 @@ def _print(file: Path, result: ImportResult, serving: ServingSection, as_json: b
             f"{result.bad} skipped records and the reasons are in {result.bad_file}", highlight=False, markup=False
         )
     if result.unread:
-        progress.print(_unread_text(result, serving), highlight=False, markup=False)
+        progress.print(_unread_text(result, settings.serving), highlight=False, markup=False)
     if result.unredacted:
         progress.print(
             f"{result.unredacted} stored trajectories of {result.source} hold text that serving.redact or "
@@ -134,6 +136,14 @@ def _print(file: Path, result: ImportResult, serving: ServingSection, as_json: b
     judged_text += f", {superseded} earlier versions superseded" if superseded else ""
     judged_text += f" ({result.superseded_in_use} stay as evidence of a cycle)" if result.superseded_in_use else ""
     passed = f", {result.passed} records without a model call" if result.passed else ""
+    if result.cycle is not None and target in BUNDLED:
+        progress.print(
+            f"Note: the target of this data directory is {target}, of which these are no episodes: they can be "
+            "analysed, and no environment or adapter can be made from them. Conversations of an agent of your own need "
+            f"a target: {OWN_TARGET}",
+            highlight=False,
+            markup=False,
+        )
     next_step = "traced analyze" if result.has_outcomes else OUTCOMES_NEEDED
     console.print(
         f"Trajectories from {file} ({result.source}): {outcomes}; "

@@ -62,6 +62,10 @@ from traced.scoring.rules import Decision
 from traced.targets.conversation_target import ConversationTarget, conversation_targets
 
 IMPORTED = "imported"
+# How imported conversations get a target of their own, from which environments and adapters can be made.
+OWN_TARGET = (
+    "traced init --agent NAME, then import the files again (with a further target: traced import --target NAME)"
+)
 # A transaction is committed at this number of trajectories or of bytes.
 BATCH = 500
 BATCH_BYTES = 8 << 20
