@@ -29,13 +29,24 @@ def test_init_for_an_agent_without_a_simulator(traced: Traced, tmp_path: Path) -
         for key, value in keys.items()
     }
     assert {key: value for key, value in settings.items() if value != {}} == agent_settings("shop")
+    assert "lacks" not in traced("init", "--agent", "shop").out
     second = traced("init", "--agent", "store")
     assert 'target.name = "store"' in second.out
+    assert "triggers.trajectories" not in second.out
     assert tomllib.loads(path.read_text())["target"]["name"] == "shop"
     for name, reason in (("desk", "desk is a target of traced"), ("a b", "'a b' is no name of an agent")):
         result = traced("init", "--agent", name)
         assert result.code == 2
         assert reason in result.err
+
+
+def test_init_refuses_a_model_that_is_not_there(traced: Traced, tmp_path: Path) -> None:
+    result = traced("init", "--agent", "shop", "--model", "/nonexistent")
+    assert result.code != 0
+    assert "no model directory at /nonexistent" in result.err
+    assert not (tmp_path / "traced-data" / "traced.toml").exists()
+    (tmp_path / "model").mkdir()
+    assert traced("init", "--model", tmp_path / "model").code == 0
 
 
 def test_unknown_key_names_key_file_and_nearest_key(traced: Traced, tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ DETAIL = 1000  # of how a training ended
 QUOTE = 160  # of a quoted message
 INDENT = " " * 13
 SOURCE_TEXTS = {
-    OutcomeSource.PEOPLE: "{count} by records of feedback",
+    OutcomeSource.PEOPLE: "{count} by feedback",
     OutcomeSource.RULES: "{count} by rules",
     OutcomeSource.JUDGE: "{count} by the judge",
     OutcomeSource.SOURCE: "{count} came with the trajectory",
@@ -169,7 +169,7 @@ def _citation_lines(chain: EvidenceChain) -> Iterator[str]:
 
 
 def outcomes_text(sources: OutcomeSources) -> str:
-    """Say who decided the outcomes: records of feedback are counted, and people only as far as they are named."""
+    """Say who decided the outcomes: feedback is counted, and people only as far as they are named."""
     parts = [
         text.format(count=sources.counts[source]) for source, text in SOURCE_TEXTS.items() if sources.counts[source]
     ]
@@ -177,7 +177,7 @@ def outcomes_text(sources: OutcomeSources) -> str:
     for name, count in sources.authors.items():
         if name:
             names[sanitize_line(name, 40)] += count
-    if sources.authors:
+    if names:
         names_text = [f"{count} of {name}" for name, count in names.most_common(LIST_LIMIT)]
         further = [f"{len(names) - LIST_LIMIT} more names"] if len(names) > LIST_LIMIT else []
         unnamed = [f"{sources.authors['']} without a name"] if sources.authors[""] else []

@@ -14,6 +14,7 @@ import os
 import shutil
 import sys
 import tempfile
+import tomllib
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -32,7 +33,7 @@ from traced.core.checks import Finding
 from traced.core.errors import ConfigError, TracedError
 from traced.core.location import FILE_NAME, data_directory
 from traced.core.permissions import FOLDER, private_opener
-from traced.inference.model_files import base_model
+from traced.inference.model_files import base_model, check_spec
 from traced.ingest.losses import describe, read_losses
 
 PYTHON = (3, 11)
@@ -316,6 +317,9 @@ def init(
     """Create the data directory with a commented traced.toml; an existing file is kept."""
     if agent is not None:
         _check_agent(agent)
+    if model is not None and not show:
+        # On another machine than the model's, the file can be printed.
+        check_spec(model)
     text = template(model or BUNDLED, agent or "")
     if show:
         typer.echo(text, nl=False)
@@ -328,9 +332,29 @@ def init(
     else:
         console.print(f"{'Wrote' if is_new else 'Kept the existing'} {path}. Next: traced doctor", highlight=False)
         if agent and not is_new:
-            console.print(f"It needs these settings for the agent {agent}:", highlight=False)
-            for key, value in agent_settings(agent).items():
-                console.print(f"  {key} = {json.dumps(value)}", highlight=False, markup=False)
+            _print_missing_settings(path, agent)
+
+
+def _print_missing_settings(path: Path, agent: str) -> None:
+    """Print the settings for an agent that an existing file lacks; it may have other values than ``init`` would write.
+
+    Only those that name the target must have the same value.
+    """
+    try:
+        tables = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        tables = {}
+    missing = {}
+    for key, value in agent_settings(agent).items():
+        section, name = key.split(".")
+        table = tables.get(section)
+        current = table.get(name) if isinstance(table, dict) else None
+        if current is None or (section == "target" and current != value):
+            missing[key] = value
+    if missing:
+        console.print(f"It lacks these settings for the agent {agent}:", highlight=False)
+    for key, value in missing.items():
+        console.print(f"  {key} = {json.dumps(value)}", highlight=False, markup=False)
 
 
 def _check_agent(name: str) -> None:

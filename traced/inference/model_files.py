@@ -56,6 +56,15 @@ def resolve_model(spec: str, data_dir: Path) -> ModelFiles:
     return ModelFiles(path.resolve().name, _check_directory(path.resolve(), f"ls {spec}"))
 
 
+def check_spec(spec: str) -> None:
+    """Raise ``ModelError`` if a model spec is neither a name nor the path of a directory."""
+    if spec not in (*BUNDLED_MODELS, "smollm2") and not Path(spec).expanduser().is_dir():
+        raise ModelError(
+            f"no model directory at {Path(spec).expanduser().resolve()}",
+            hint=f"--model DIRECTORY, or one of: {', '.join(BUNDLED_MODELS)}, smollm2",
+        )
+
+
 def base_name(settings: "Settings") -> str:
     """Return the name of the base model of the settings, without a look at its files."""
     return model_name(settings.model.spec, settings.engine.model if settings.engine.backend == "openai" else "")

@@ -38,7 +38,8 @@ class CostEstimate:
     @property
     def text(self) -> str:
         """The estimate in one line."""
-        cost = f", about {self.cost:.2f} in money (at most {self.most_cost:.2f})" if self.cost else ""
+        prices = "in the currency of llm.prompt_price and llm.completion_price"
+        cost = f", about {self.cost:.2f} (at most {self.most_cost:.2f}) {prices}" if self.cost else ""
         return (
             f"{self.conversations} conversations, about {self.requests} requests (at most {self.most_requests}), "
             f"{self.prompt_tokens} prompt and {self.completion_tokens} answer tokens{cost}"

@@ -35,9 +35,9 @@ def test_citations_have_their_reasons() -> None:
 
 def test_records_of_feedback_are_no_people() -> None:
     script = OutcomeSources(Counter(people=225, rules=3), Counter({"": 225}))
-    assert outcomes_text(script) == "225 by records of feedback (225 without a name), 3 by rules"
+    assert outcomes_text(script) == "225 by feedback, 3 by rules"
     by_names = OutcomeSources(Counter(people=9, nobody=1), Counter({"Ada": 6, "Bo": 2, "": 1}))
-    assert outcomes_text(by_names) == "9 by records of feedback (6 of Ada, 2 of Bo, 1 without a name), 1 undecided"
+    assert outcomes_text(by_names) == "9 by feedback (6 of Ada, 2 of Bo, 1 without a name), 1 undecided"
     assert outcomes_text(OutcomeSources(Counter(), Counter())) == "none"
     # Names that are equal as far as they are shown count as one.
     authors = Counter({f"{'x' * 40}a": 2, f"{'x' * 40}b": 3})

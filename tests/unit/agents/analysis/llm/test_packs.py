@@ -157,4 +157,6 @@ def test_the_estimate_counts_prompts_as_they_are_sent() -> None:
     assert estimate.prompt_tokens > min(expected, other)
     assert estimate.cost == pytest.approx((3 * estimate.prompt_tokens + 15 * estimate.completion_tokens) / 1e6)
     assert estimate.cost < estimate.most_cost
+    prices = "in the currency of llm.prompt_price and llm.completion_price"
+    assert estimate.text.endswith(f", about {estimate.cost:.2f} (at most {estimate.most_cost:.2f}) {prices}")
     assert "about" in estimate.text
