@@ -319,7 +319,7 @@ async def test_a_request_that_ends_every_engine_is_not_repeated_for_ever(quick_r
 
     server = ScriptedServer(fatal)
     async with running(server) as clients:
-        replicas = Replicas(clients, patience_s=5)
+        replicas = Replicas(clients, patience_s=60)
         with pytest.raises(EngineError):
             await replicas.generate(REQUEST)
         assert len(server.bodies) == ATTEMPTS
