@@ -31,7 +31,8 @@ from traced.scoring.evidence import Labels, feedback_on, is_reserved_author, res
 from traced.targets.conversation_target import EXCLUDED, HELD_OUT, SUPERSEDED, TRAIN
 
 SPLITS = ("", TRAIN, HELD_OUT, EXCLUDED, SUPERSEDED)
-PAGE = 200
+# Conversations per transaction, so that other writers do not wait long.
+PAGE = 50
 
 
 class ConversationKey(NamedTuple):
