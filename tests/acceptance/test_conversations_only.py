@@ -6,12 +6,15 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from store.database import open_store, read_session, sqlite_url
 from store.repositories.trajectories import TrajectoryFilter, list_trajectories
 from tests.acceptance.conftest import CommandResult, Traced
 from traced.pipeline.held_out_replay import STAGE
 from traced.targets.conversation_target import HELD_OUT, ConversationTarget
 
+pytestmark = pytest.mark.timeout(900)  # a whole way in one test
 MARKER = "Quellmarke"  # in held-out conversations only
 EPISODES = 84  # enough for one capability with an environment
 SETTINGS = {

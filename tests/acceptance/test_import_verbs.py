@@ -17,6 +17,8 @@ from tests.acceptance.conftest import Traced
 from traced.config.settings import load_settings
 from traced.ingest.file_import import ImportRequest, import_file
 
+# The longest has twenty commands, of which a few analyse: 100 s on idle cores, several times that on busy ones.
+pytestmark = pytest.mark.timeout(900)
 DATA = Path(__file__).parent.parent / "data"
 RECORDS = DATA / "tau-bench" / "three-records.json"
 CANARY = "canary-in-the-ground-truth"
