@@ -22,12 +22,20 @@ pytestmark = pytest.mark.timeout(900)
 DATA = Path(__file__).parent.parent / "data"
 RECORDS = DATA / "tau-bench" / "three-records.json"
 CANARY = "canary-in-the-ground-truth"
+ACME = ("--set", "target.name=acme", "--set", "target.kind=recorded", "--set", "target.held_out=0.01")
 HELLO = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}]
 
 
 def records() -> list[dict[str, Any]]:
     loaded: list[dict[str, Any]] = json.loads(RECORDS.read_text())
     return loaded
+
+
+def recorded_file(folder: Path) -> Path:
+    """Write 24 conversations of the target acme; returns the file."""
+    file = folder / "recorded.json"
+    file.write_text(json.dumps([{**record, "trial": trial} for record in records() for trial in range(8)]))
+    return file
 
 
 def rows(data_dir: Path) -> list[Any]:
@@ -60,34 +68,30 @@ def test_conversations_of_a_recorded_target_are_analysed_in_a_cycle_of_the_targe
     traced: Traced, tmp_path: Path
 ) -> None:
     """Held-out conversations are in no figure, and new ones wait for the next collection."""
-    file = tmp_path / "recorded.json"
-    file.write_text(json.dumps([{**record, "trial": trial} for record in records() for trial in range(8)]))
-    options = ("--set", "target.name=acme", "--set", "target.kind=recorded", "--set", "target.held_out=0.01")
-    missing = traced("analyze", *options)
+    file = recorded_file(tmp_path)
+    missing = traced("analyze", *ACME)
     assert missing.code != 0
     message = "0 conversations of acme are judged, 0 successes and 0 failures; the analysis needs 4 of each"
     assert message in " ".join(missing.err.split())
-    assert traced("status", "--json", *options).json["cycles"] == []
-    assert "no episode of the target acme can be played" in " ".join(traced("evaluate", "--base", *options).err.split())
-    assert traced("status", "--json", *options).json["cycles"] == []
-    imported = traced("import", file, *options, "--json").json
+    assert traced("status", "--json", *ACME).json["cycles"] == []
+    assert "no episode of the target acme can be played" in " ".join(traced("evaluate", "--base", *ACME).err.split())
+    assert traced("status", "--json", *ACME).json["cycles"] == []
+    imported = traced("import", file, *ACME, "--json").json
     assert (imported["cycle"], imported["source"], imported["added"]) == (None, "acme", 24)
-    analyzed = traced("analyze", *options, "--json")
+    analyzed = traced("analyze", *ACME, "--json")
     assert analyzed.code == 0, analyzed.err
     assert analyzed.json["cycle"] == "acme-bundled-0-1"
-    assert "compare different tasks, which is weaker evidence: 0 tasks have both" in traced("analyze", *options).out
-    assert traced("analyze", *options, "--json").json == analyzed.json
+    assert "compare different tasks, which is weaker evidence: 0 tasks have both" in traced("analyze", *ACME).out
+    assert traced("analyze", *ACME, "--json").json == analyzed.json
     file.write_text(json.dumps([{**record, "trial": 8} for record in records()]))
-    assert traced("import", file, *options, "--json").json["added"] == 3
-    assert "3 conversations with an outcome are not in this analysis" in " ".join(
-        traced("analyze", *options).out.split()
-    )
-    collected = traced("collect", *options, "--json")
+    assert traced("import", file, *ACME, "--json").json["added"] == 3
+    assert "3 conversations with an outcome are not in this analysis" in " ".join(traced("analyze", *ACME).out.split())
+    collected = traced("collect", *ACME, "--json")
     assert collected.json["cycle"] == "acme-bundled-0-2"
     assert collected.json["success"]["episodes"] == 27
-    demo = traced("demo", "--json", *options)
+    demo = traced("demo", "--json", *ACME)
     assert demo.json["verdict"] == "No capability was found lacking, so no adapter was trained."
-    demo = traced("demo", "--compare", *options)
+    demo = traced("demo", "--compare", *ACME)
     assert "no episode of the target acme can be played" in " ".join(demo.err.split())
 
 
@@ -112,21 +116,17 @@ def test_the_status_says_how_far_a_recorded_target_has_come(traced: Traced, tmp_
 def test_changed_settings_need_a_new_cycle_and_the_old_one_is_cancelled_without_a_service(
     traced: Traced, tmp_path: Path
 ) -> None:
-    file = tmp_path / "recorded.json"
-    file.write_text(json.dumps([{**record, "trial": trial} for record in records() for trial in range(8)]))
-    options = ("--set", "target.name=acme", "--set", "target.kind=recorded", "--set", "target.held_out=0.01")
-    assert "Try: traced analyze" in traced("synthesize", *options).err
-    assert traced("import", file, *options).code == 0
-    assert traced("analyze", *options).code == 0
-    changed = traced("admit", *options, "--set", "training.max_length=2000")
+    file = recorded_file(tmp_path)
+    assert "Try: traced analyze" in traced("synthesize", *ACME).err
+    assert traced("import", file, *ACME).code == 0
+    assert traced("analyze", *ACME).code == 0
+    changed = traced("admit", *ACME, "--set", "training.max_length=2000")
     advice = "new one with these settings: traced analyze (traced cycle cancel acme-bundled-0-1 ends the other one)"
     assert advice in " ".join(changed.err.split())
-    assert (
-        traced("analyze", *options, "--set", "training.max_length=2000", "--json").json["cycle"] == "acme-bundled-0-2"
-    )
+    assert traced("analyze", *ACME, "--set", "training.max_length=2000", "--json").json["cycle"] == "acme-bundled-0-2"
     cancelled = traced("cycle", "cancel", "acme-bundled-0-1", "--reason", "too short")
     assert "acme-bundled-0-1 is cancelled" in cancelled.out
-    states = {cycle["cycle"]: cycle["state"] for cycle in traced("status", "--json", *options).json["cycles"]}
+    states = {cycle["cycle"]: cycle["state"] for cycle in traced("status", "--json", *ACME).json["cycles"]}
     assert states == {"acme-bundled-0-1": "cancelled", "acme-bundled-0-2": "unfinished"}
     assert "is already cancelled" in traced("cycle", "cancel", "acme-bundled-0-1").err
     assert "acme-9" in traced("cycle", "cancel", "acme-9").err

@@ -20,6 +20,8 @@ from traced.ingest.importers.json_file import read_head
 from traced.ingest.importers.reader import ResumePoint
 
 FOLDER = "imports"
+# Of the scratch files: an import that an earlier version with other tables has begun starts again from the start.
+LAYOUT = 2
 # Maximum number of bad records whose messages are printed.
 MAX_MESSAGES = 20
 # Maximum number of different outcomes that could not be read and are printed.
@@ -69,7 +71,8 @@ class Ledger:
         self.ids_file = folder / f"{name}.ids"
         status = path.stat()
         head = hashlib.sha256(read_head(path)).hexdigest()
-        self._identity = {"options": options, "size": status.st_size, "changed_ns": status.st_mtime_ns, "head": head}
+        file_state = {"size": status.st_size, "changed_ns": status.st_mtime_ns, "head": head}
+        self._identity = {"layout": LAYOUT, "options": options, **file_state}
         self.counts = Counts()
         self.resume_point: ResumePoint | None = None
         # The id of the last stored trajectory. If the store lacks it, the progress is invalid.
@@ -165,5 +168,5 @@ class Ledger:
         flush(self.bad_file.parent)
 
     def _scratch_files(self) -> list[Path]:
-        scratch_files = [self.scratch.with_name(self.scratch.name + end) for end in ("", "-wal", "-shm")]
-        return [*scratch_files, self.ids_file, self.ids_file.with_name(f"{self.ids_file.name}-journal")]
+        ends = ("", "-wal", "-shm")
+        return [file.with_name(file.name + end) for file in (self.scratch, self.ids_file) for end in ends]

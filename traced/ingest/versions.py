@@ -9,11 +9,8 @@ came without an outcome, people's feedback.
 ``ImportedIds`` keeps on disk which trajectories an import has brought, so that memory does not grow with the file.
 """
 
-import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
-from types import TracebackType
 from typing import NamedTuple
 
 from sqlalchemy import Engine
@@ -25,8 +22,8 @@ from store.repositories.serving import save_feedback
 from store.repositories.trajectories import delete_reported, get_trajectories, update_splits
 from store.types import Outcome, Trajectory
 from traced.ingest.conversations import continues
-from traced.ingest.importers.errors import ImportFailed
 from traced.ingest.importers.reader import CONTENT_DIGITS, NamedBy
+from traced.ingest.importers.scratch import ScratchFile
 from traced.scoring.evidence import Labels, feedback_on, is_reserved_author, rescore
 from traced.targets.conversation_target import EXCLUDED, HELD_OUT, SUPERSEDED, TRAIN
 
@@ -67,40 +64,19 @@ class SupersededCounts:
     in_use: int = 0
 
 
-class ImportedIds:
-    """The ids of the trajectories that an import has brought, by conversation, in a file.
+class ImportedIds(ScratchFile):
+    """The ids of the trajectories that an import has brought, by conversation, in a file."""
 
-    Raises:
-        ImportFailed: The disk is full, or the file is not a database.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-
-    def __enter__(self) -> "ImportedIds":
-        self._database = sqlite3.connect(self._path)
-        try:
-            self._database.execute(
-                "CREATE TABLE IF NOT EXISTS ids (task TEXT, trial INTEGER, prefix TEXT, id TEXT,"
-                " PRIMARY KEY (task, trial, prefix, id))"
-            )
-        except sqlite3.DatabaseError as error:
-            raise ImportFailed(f"{self._path}: {error}", hint="traced import --from-start") from error
-        return self
-
-    def __exit__(
-        self, error_type: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self._database.close()
-        if isinstance(error, sqlite3.Error):
-            hint = "free disk space, then run the same command again"
-            raise ImportFailed(f"{self._path}: {error}", hint=hint) from error
+    SCHEMA = (
+        "CREATE TABLE IF NOT EXISTS ids"
+        " (task TEXT, trial INTEGER, prefix TEXT, id TEXT, PRIMARY KEY (task, trial, prefix, id))"
+    )
 
     def add(self, batch: Iterable[ImportedTrajectory]) -> None:
         """Add the trajectories whose conversations are named, and commit."""
         rows = [(*row.key, row.trajectory.id) for row in batch if row.key is not None]
         self._database.executemany("INSERT OR IGNORE INTO ids VALUES (?, ?, ?, ?)", rows)
-        self._database.commit()
+        self.commit()
 
     def pages(self) -> Iterator[list[ConversationKey]]:
         """Yield the names of all conversations, a page at a time."""
@@ -116,7 +92,7 @@ class ImportedIds:
     def clear(self) -> None:
         """Remove all ids."""
         self._database.execute("DELETE FROM ids")
-        self._database.commit()
+        self.commit()
 
 
 def without_shorter(

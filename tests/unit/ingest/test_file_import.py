@@ -16,7 +16,7 @@ from store.repositories.trajectories import iterate_ids, list_trajectories
 from tests.unit.ingest.importers.import_files import EXPORTS, LABELS
 from traced.config.settings import Settings, load_settings
 from traced.ingest.file_import import BATCH, ImportRequest, ImportResult, import_file
-from traced.ingest.import_ledger import Ledger
+from traced.ingest.import_ledger import LAYOUT, Ledger
 from traced.ingest.importers.errors import AlreadyRunning, BadRecord, ImportFailed
 from traced.scoring.evidence import effective_outcome
 from traced.scoring.rescoring import apply_rules
@@ -71,14 +71,18 @@ def test_an_import_with_new_trajectories_saves_an_event(run: Any, large_file: Pa
     assert event.detail == {"trajectories": BATCH * 5 // 2, "judged anew": 0, "left out": 3}
 
 
-@pytest.mark.parametrize("change", ["from_start", "agent", "content", "store", "policy"])
-def test_an_import_starts_over_if_its_progress_is_void(run: Any, large_file: Path, store: Engine, change: str) -> None:
+@pytest.mark.parametrize("change", ["from_start", "agent", "content", "store", "policy", "layout"])
+def test_an_import_starts_over_if_its_progress_is_void(
+    run: Any, large_file: Path, store: Engine, change: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     policy = large_file.with_name("policy.md")
     policy.write_text("Be kind.")
     with pytest.raises(Stop):
         run(large_file, stop=True)
     if change == "content":
         large_file.write_text(large_file.read_text().replace("hello", "howdy"))
+    if change == "layout":  # another version of traced began it
+        monkeypatch.setattr("traced.ingest.import_ledger.LAYOUT", LAYOUT + 1)
     if change == "store":
         with write_session(store) as session:
             session.connection().exec_driver_sql("DELETE FROM trajectories")
@@ -89,7 +93,7 @@ def test_an_import_starts_over_if_its_progress_is_void(run: Any, large_file: Pat
     }
     result = run(large_file, **options.get(change, {}))
     assert not result.resumed
-    assert result.added == (BATCH * 3 // 2 if change in ("from_start", "policy") else BATCH * 5 // 2)
+    assert result.added == (BATCH * 3 // 2 if change in ("from_start", "policy", "layout") else BATCH * 5 // 2)
     assert result.completed == (BATCH if change == "policy" else 0)
     assert result.bad_file.read_text().count("\n") == 3
 

@@ -10,18 +10,15 @@ Not covered: distinguishing an agent's branch from those of its sub-agents; conv
 
 import json
 import re
-import sqlite3
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from store.content import digest
 from store.text import sanitize_line
 from store.types import Message, Outcome, Tool, Trajectory
 from traced.ingest.conversations import branches, position, start_position
-from traced.ingest.importers.errors import BadRecord, ImportFailed, RecordFormatError
+from traced.ingest.importers.errors import BadRecord, RecordFormatError
 from traced.ingest.importers.reader import (
     UNKNOWN_OUTCOME,
     ImportJob,
@@ -40,6 +37,7 @@ from traced.ingest.importers.reader import (
     trajectory,
     value_text,
 )
+from traced.ingest.importers.scratch import ScratchFile
 
 # Maximum number of characters of an error; the rest of a long error is a traceback.
 MAX_ERROR_LENGTH = 2000
@@ -96,35 +94,10 @@ class Score:
 RecordParser = Callable[[ImportJob, object], list[Call | Score]]
 
 
-class ScratchDatabase:
-    """Keeps the calls and scores of an export on disk, grouped by trace.
+class ScratchDatabase(ScratchFile):
+    """Keeps the calls and scores of an export on disk, grouped by trace."""
 
-    Raises:
-        ImportFailed: The disk is full, or the file is not a database.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-
-    def __enter__(self) -> "ScratchDatabase":
-        self._database = sqlite3.connect(self._path)
-        try:
-            self._database.execute("PRAGMA journal_mode=WAL")
-            # The import continues after these rows, so that they must not be lost when its progress is kept.
-            self._database.execute("PRAGMA synchronous=FULL")
-            self._database.executescript(SCHEMA)
-        except sqlite3.DatabaseError as error:
-            raise ImportFailed(f"{self._path}: {error}", hint="traced import --from-start") from error
-        return self
-
-    def __exit__(
-        self, error_type: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self._database.close()
-        if isinstance(error, sqlite3.Error):
-            raise ImportFailed(
-                f"{self._path}: {error}", hint="free disk space, then run the same command again"
-            ) from error
+    SCHEMA = SCHEMA
 
     def add(self, parts: Sequence[Call | Score]) -> None:
         """Store calls and scores; one with the same ids replaces an earlier one."""
@@ -137,10 +110,6 @@ class ScratchDatabase:
                 call = digest(part.call)[:32] if part.call else ""
                 value = json.dumps(part.value)
                 self._put("scores", trace, call, storable(part.name), digest(part.id)[:32], value, part.unread)
-
-    def commit(self) -> None:
-        """Commit what was added so far, so that it is kept if the import is killed."""
-        self._database.commit()
 
     def traces(self, after_key: str) -> Iterator[tuple[str, list[Call], list[Score]]]:
         """Yield every trace with calls after ``after_key``: its key, its calls sorted by time, and its scores."""
