@@ -17,6 +17,8 @@ from benchmarks.seeded.canary import canary_talks
 from benchmarks.seeded.talks import of_its_task, trajectory
 from store.database import write_session
 from store.records import (
+    INFORMATIVE_TASKS,
+    WITHIN_TASKS,
     AdapterVersion,
     Approval,
     ConversationRoute,
@@ -98,6 +100,7 @@ CAPABILITIES = [
 ]
 WORKED_ON = (("date-reasoning",), ("compound-requests",), ("compound-requests", "payment-methods", "policy-checks"))
 REFUSED_ENVIRONMENT = ("c-0003", "payment-methods")  # whose environment was not admitted
+OVER_TASKS = {WITHIN_TASKS: 1, INFORMATIVE_TASKS: 20}  # how the gaps of the findings compare
 RATES = {"reward": 0.0, "success": 0.0}
 CHECKS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("source", {"bytes": 6114, "refused": []}),
@@ -248,7 +251,7 @@ def _cycle(session: Session, rng: random.Random, name: str, started_at: datetime
     for place, capability in enumerate(cycle_capabilities):
         plus = rng.uniform(0.05, 0.15)
         minus = plus + rng.uniform(0.05, 0.55) / (place * 0.4 + 1)
-        delta, counts = minus - plus, {"lacking_in_failures": rng.randrange(8, 30)}
+        delta, counts = minus - plus, {"lacking_in_failures": rng.randrange(8, 30), **OVER_TASKS}
         agreeing = RUNS - place % 3
         is_retained = delta >= 0.2
         findings.append(

@@ -63,6 +63,7 @@ async def test_the_case_has_the_gate_the_pairs_and_the_lineage(control: Control,
         ]
         assert (gate.rounds, case.looks, case.asked, case.policy) == (2, 3, None, "immediate")
         assert (case.capability.title, case.capability.runs) == ("Policy checks", 5)
+        assert case.capability.basis == "within 20 tasks"
         assert all(example.text and example.role == "assistant" for example in case.examples)
         assert case.world is None
         assert (case.environment.admitted, case.environment.checks, case.environment.failed) == (True, 12, [])

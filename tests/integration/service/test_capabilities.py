@@ -10,6 +10,7 @@ from sqlalchemy import Engine
 from agents.contrast import agreement
 from store.database import write_session
 from store.records import (
+    WITHIN_TASKS,
     AdapterVersion,
     Cycle,
     CycleState,
@@ -58,7 +59,7 @@ def second_cycle(store: Engine) -> list[Label]:
         save_trajectories(session, [trajectory("hostile", Outcome.FAILURE, cycle_id="c2", messages=hostile)])
         capabilities.save_capabilities(session, "c2", [CAPABILITY, OTHER])
         capabilities.save_labels(session, "c2", labels)
-        finding = Finding("c2", NAME, 0.5, 0.25, 0.1, 0.6, 3, 2, False, {})
+        finding = Finding("c2", NAME, 0.5, 0.25, 0.1, 0.6, 3, 2, False, {WITHIN_TASKS: 0})
         capabilities.save_findings(session, [finding, Finding("c2", OTHER.name, None, None, None, 0.5, 3, 0, True, {})])
     return labels
 
@@ -72,6 +73,7 @@ async def test_all_capabilities_with_their_newest_finding(control: Control, stor
     ]
     first, second = views[0].newest, views[1].newest
     assert (first.delta, first.coverage, first.runs_agreeing, first.runs, first.retained) == (0.5, 0.25, 2, 3, False)
+    assert first.basis == "across tasks, which is weaker evidence"
     assert first.agreement == float(agreement(labels) or 0)
     assert (second.delta, second.agreement) == (None, None)
     assert [(adapter.name, adapter.standing, adapter.cycle_id) for adapter in views[0].adapters] == [

@@ -3,12 +3,14 @@
 from collections import Counter
 from types import SimpleNamespace
 
-from store.records import Citation, IterationMetrics
+from store.records import INFORMATIVE_TASKS, WITHIN_TASKS, Citation, Finding, IterationMetrics
 from store.types import Verdict
 from traced.cli.evidence_text import (
     INDENT,
     _citation_lines,
     _example_lines,
+    _finding,
+    _training,
     _world_lines,
     iteration_lines,
     outcomes_text,
@@ -31,6 +33,14 @@ def test_citations_have_their_reasons() -> None:
     assert reason.strip().startswith("message 7: the fee was not")
     assert reason.endswith('; the policy says "Check the fee first."')
     assert "\x1b" not in reason
+
+
+def test_a_gap_says_what_it_compares() -> None:
+    counts = {WITHIN_TASKS: 1, INFORMATIVE_TASKS: 2}
+    line = _finding(Finding("c", "dates", 0.5, 0.3, 0.1, 0.6, 10, 9, retained=True, counts=counts))
+    assert line.startswith("contrast     gap +0.50 (within 2 tasks, which are few), coverage 0.30, 9 of 10 runs agree")
+    line = _finding(Finding("c", "dates", 0.5, 0.3, 0.1, 0.6, 10, 9, retained=True))  # of an earlier version
+    assert line.startswith("contrast     gap +0.50, coverage 0.30, ")
 
 
 def test_records_of_feedback_are_no_people() -> None:
@@ -84,6 +94,12 @@ def test_figures_of_a_training_are_grouped() -> None:
         ["losses", "3", "groups", "lost"],
     ]
     assert list(iteration_lines([])) == []
+
+
+def test_a_training_without_rollouts_does_not_count_them() -> None:
+    run = SimpleNamespace(id="r", state="finished", seed=0, config={}, rollouts=0, detail="merged from two")
+    lines = list(_training(SimpleNamespace(training=run, iterations=[])))  # type: ignore[arg-type]
+    assert lines == ["training     r: finished, seed 0", f"{INDENT}merged from two"]
 
 
 def test_long_lines_are_broken_at_words() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from store.records import Finding
+from store.records import INFORMATIVE_TASKS, WITHIN_TASKS, Finding
 from store.types import GateAnswer, GateResult, Outcome, PairedDifference
 from traced.evaluation.figures import (
     BASE,
@@ -213,6 +213,11 @@ def test_page_is_whole_escaped_and_self_contained(tmp_path: Path) -> None:
     assert [base64.b64decode(picture) for picture in embedded] == on_disk
     assert all(picture.startswith(b"\x89PNG") for picture in on_disk)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["capabilities.png", "report.html", "training.png"]
+
+
+def test_the_page_says_what_a_gap_compares() -> None:
+    few = dataclasses.replace(figures().findings[0], counts={WITHIN_TASKS: 1, INFORMATIVE_TASKS: 2})
+    assert "<td>within 2 tasks, which are few</td>" in render(dataclasses.replace(figures(), findings=[few]), {})
 
 
 def test_same_figures_give_the_same_bytes(tmp_path: Path) -> None:

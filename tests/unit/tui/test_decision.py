@@ -38,6 +38,7 @@ def test_the_lineage_has_examples_with_reasons_and_the_world_by_tool() -> None:
         description="Reads dates.",
         deficit="guesses dates",
         delta=0.4,
+        basis="within 7 tasks",
         coverage=0.3,
         runs=2,
         runs_agreeing=2,
@@ -91,6 +92,7 @@ def test_the_lineage_has_examples_with_reasons_and_the_world_by_tool() -> None:
     with console.capture() as capture:
         console.print(lineage(case))  # type: ignore[arg-type]
     lines = [line.rstrip() for line in capture.get().splitlines()]
+    assert lines[0].startswith("capability  Dates: Δ 40 points (within 7 tasks), coverage 30 %")
     assert "            lacking: guesses dates" in lines
     place = lines.index("lacking in  router-1, message 3")
     assert lines[place + 1] == "              user: Cancel my order."
