@@ -216,8 +216,8 @@ def test_page_is_whole_escaped_and_self_contained(tmp_path: Path) -> None:
 
 
 def test_the_page_says_what_a_gap_compares() -> None:
-    few = dataclasses.replace(figures().findings[0], counts={WITHIN_TASKS: 1, INFORMATIVE_TASKS: 2})
-    assert "<td>within 2 tasks, which are few</td>" in render(dataclasses.replace(figures(), findings=[few]), {})
+    finding = dataclasses.replace(figures().findings[0], counts={WITHIN_TASKS: 1, INFORMATIVE_TASKS: 2})
+    assert "<td>within 2 tasks, which are few</td>" in render(dataclasses.replace(figures(), findings=[finding]), {})
 
 
 def test_same_figures_give_the_same_bytes(tmp_path: Path) -> None:
