@@ -89,6 +89,7 @@ class Thresholds:
     # A tool whose replayed answers agree less often than this, with the whole interval, refuses what answers by them.
     world_exact: float = 0.9
     world_error_class: float = 0.8
+    world_states: float = 0.9
     # Answered calls of a tool without which its agreement is not judged.
     world_calls: int = 5
     spread_groups: int = 16

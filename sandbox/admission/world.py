@@ -32,6 +32,8 @@ class ToolReplay:
         calls: Which recorded calls were replayed ("held out", "left out").
         exact: Equal answers, of the calls that the world answered.
         error_class: Both answers are errors of one class or both are none, of the same calls.
+        states: Equal answers to reads of what an earlier write of the conversation names.
+        fields: Equal leaf values of the answers. Never below ``exact``, whose bound is therefore theirs as well.
     """
 
     tool: str
@@ -39,6 +41,8 @@ class ToolReplay:
     calls: str
     exact: MeasuredShare
     error_class: MeasuredShare
+    states: MeasuredShare
+    fields: MeasuredShare
 
 
 @dataclass(frozen=True)
@@ -94,6 +98,7 @@ def disagreements(row: ToolReplay, thresholds: Thresholds) -> list[str]:
         for measure, share, bound in (
             ("exact", row.exact, thresholds.world_exact),
             ("error class", row.error_class, thresholds.world_error_class),
+            ("states", row.states, thresholds.world_states),
         )
         if share.count >= thresholds.world_calls and share.high < bound
     ]
@@ -126,13 +131,15 @@ def world(digest: str, omitted: set[str], replay: WorldReplay, tools: set[str], 
         "disagreeing": disagreeing,
         "exact_bound": thresholds.world_exact,
         "error_class_bound": thresholds.world_error_class,
+        "states_bound": thresholds.world_states,
         "agreement": {f"{row.tool}, {row.calls}": _figures(row) for row in rows if row.exact.count},
     }
     return digest == replay.digest and not disagreeing, evidence
 
 
 def _figures(row: ToolReplay) -> str:
-    return f"exact {_text(row.exact)}; error class {_text(row.error_class)}"
+    states = f"; states {_text(row.states)}" if row.states.count else ""
+    return f"exact {_text(row.exact)}; fields {_text(row.fields)}; error class {_text(row.error_class)}{states}"
 
 
 def _text(share: MeasuredShare) -> str:

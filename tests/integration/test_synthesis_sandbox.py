@@ -72,7 +72,7 @@ async def test_an_environment_on_a_world_is_admitted_with_the_worlds_agreement()
     target_world = WorldData(environment_hash(world_source(data)), data)
     source = synthesize(capability("multi-step-completion"), trajectories, labels, seed=0, target_world=target_world)
     share = MeasuredShare(40, 1.0, 0.9, 1.0)
-    replay = WorldReplay(target_world.digest, [ToolReplay("get_order", False, "held out", share, share)])
+    replay = WorldReplay(target_world.digest, [ToolReplay("get_order", False, "held out", share, share, share, share)])
     report = await admit(
         source, target_tools=TOOLS, target_error_examples=[], base_rewards=half_hearted, world_replay=replay
     )

@@ -23,6 +23,7 @@ from traced.evaluation.written_functions import MODEL, FunctionProof, WrittenFun
 HELD_OUT_CALLS, CONTEXT_CALLS, LEFT_OUT_CALLS = "held out", "held out (in context)", "left out"
 MEASURES = ("coverage", "exact", "fields", "error_class", "errors", "states")
 READS, WRITES = "all reads", "all writes"
+NO_SHARE = mean_share([])  # of no calls
 REPLAY = "replay"  # the stage whose detail has the figures
 
 
@@ -72,13 +73,15 @@ class OmittedTool:
     calls: str
     exact: Share
     error_class: Share
+    states: Share = NO_SHARE
 
     @property
     def text(self) -> str:
         """Return the reason in one line."""
+        states = f", states {share_text(self.states)} of {self.states.count}" if self.states.count else ""
         return (
             f"{self.tool}: of {self.exact.count} answered {self.calls} calls {share_text(self.exact)} exact, "
-            f"error class {share_text(self.error_class)}"
+            f"error class {share_text(self.error_class)}{states}"
         )
 
 
@@ -217,7 +220,14 @@ def read_agreement(payload: dict[str, list[dict[str, Any]]]) -> dict[str, list[T
 def read_omitted(payload: Sequence[dict[str, Any]]) -> list[OmittedTool]:
     """Return the omitted tools that ``dataclasses.asdict`` wrote."""
     return [
-        OmittedTool(row["tool"], row["calls"], Share(**row["exact"]), Share(**row["error_class"])) for row in payload
+        OmittedTool(
+            row["tool"],
+            row["calls"],
+            Share(**row["exact"]),
+            Share(**row["error_class"]),
+            Share(**row["states"]) if "states" in row else NO_SHARE,  # earlier versions did not judge by them
+        )
+        for row in payload
     ]
 
 

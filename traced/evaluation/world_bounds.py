@@ -19,14 +19,21 @@ from traced.evaluation.world_agreement import (
 
 
 def disagreeing_tools(rows: Sequence[ToolAgreement]) -> list[OmittedTool]:
-    """Return the tools whose agreement on left-out calls is below a bound of admission, however few were answered."""
+    """Return the tools whose agreement on left-out calls is below a bound of admission, however few were answered.
+
+    Reads of changed state count only if admission would judge as many.
+    """
     bounds = Thresholds()
     return [
-        OmittedTool(row.tool, LEFT_OUT_CALLS, row.exact, row.error_class)
+        OmittedTool(row.tool, LEFT_OUT_CALLS, row.exact, row.error_class, row.states)
         for row in rows
         if row.tool not in (READS, WRITES)
         and row.exact.count
-        and (row.exact.share < bounds.world_exact or row.error_class.share < bounds.world_error_class)
+        and (
+            row.exact.share < bounds.world_exact
+            or row.error_class.share < bounds.world_error_class
+            or (row.states.count >= bounds.world_calls and row.states.share < bounds.world_states)
+        )
     ]
 
 
@@ -34,7 +41,7 @@ def refuted_tools(rows: Sequence[ToolAgreement], calls: str = HELD_OUT_CALLS) ->
     """Return the tools that the check "world" of admission refuses by their held-out calls; ``calls``: how replayed."""
     bounds = Thresholds()
     return [
-        OmittedTool(row.tool, calls, row.exact, row.error_class)
+        OmittedTool(row.tool, calls, row.exact, row.error_class, row.states)
         for row in rows
         if row.tool not in (READS, WRITES) and disagreements(tool_replay(row, calls), bounds)
     ]
@@ -42,7 +49,8 @@ def refuted_tools(rows: Sequence[ToolAgreement], calls: str = HELD_OUT_CALLS) ->
 
 def tool_replay(row: ToolAgreement, calls: str) -> ToolReplay:
     """Return what admission judges a tool by; ``calls``: which were replayed."""
-    exact, error_class = (
-        MeasuredShare(share.count, share.share, share.low, share.high) for share in (row.exact, row.error_class)
+    exact, error_class, states, fields = (
+        MeasuredShare(share.count, share.share, share.low, share.high)
+        for share in (row.exact, row.error_class, row.states, row.fields)
     )
-    return ToolReplay(row.tool, row.is_write, calls, exact, error_class)
+    return ToolReplay(row.tool, row.is_write, calls, exact, error_class, states, fields)

@@ -87,3 +87,15 @@ def test_omitted_tools_are_read_back_and_named_with_their_evidence() -> None:
     assert "get &lt;b&gt;: of 3 answered" in render(CycleFigures("c", "acme", "bundled", 0, world=world), {})
     # So few wrong answers omit a tool, but refute none.
     assert not refuted_tools(tool_agreements(CALLS))
+
+
+def test_a_tool_that_shows_wrong_states_after_writes_is_omitted_if_enough_reads_show_them() -> None:
+    right = [dataclasses.replace(GET_CALL, task=str(number)) for number in range(100)]
+    wrong = dataclasses.replace(GET_CALL, is_exact=False, shows_state=True)
+    four, five = ([dataclasses.replace(wrong, task=f"w{number}") for number in range(count)] for count in (4, 5))
+    assert not disagreeing_tools(tool_agreements([*right, *four]))
+    (omitted,) = disagreeing_tools(tool_agreements([*right, *five]))
+    assert ", states 0 % [" in omitted.text
+    assert read_omitted([json.loads(json.dumps(dataclasses.asdict(omitted)))]) == [omitted]
+    earlier = {name: value for name, value in dataclasses.asdict(omitted).items() if name != "states"}
+    assert read_omitted([earlier])[0].states.count == 0
