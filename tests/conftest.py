@@ -5,7 +5,7 @@ that acceptance tests start; all child processes get variables that point model 
 keep Hugging Face offline. Not covered: what another child process does of its own accord, and the Docker daemon.
 
 With CI=true a skipped integration or acceptance test, or one marked ``docker``, fails, unless it is marked
-``optional``.
+``optional`` or ``release``.
 """
 
 import asyncio
@@ -186,12 +186,14 @@ def begin_rank(item: pytest.Item) -> int:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
+    if IN_CI and item.get_closest_marker("release"):
+        pytest.skip("too long for CI: run it before a release")
     if item.get_closest_marker("docker") and (refusal := docker_refusal()):
         pytest.skip(refusal)
 
 
 def must_run(node: pytest.Item | pytest.Collector) -> bool:
-    if node.get_closest_marker("optional"):
+    if node.get_closest_marker("optional") or node.get_closest_marker("release"):
         return False
     relative = node.path.relative_to(TESTS_DIR) if node.path.is_relative_to(TESTS_DIR) else Path()
     return bool(node.get_closest_marker("docker")) or relative.parts[:1] in [(name,) for name in REAL_THINGS]

@@ -256,6 +256,7 @@ def test_a_model_analyses_and_writes_and_a_person_is_asked(tmp_path: Path, world
         assert "pass after 1 rounds" in chain
 
 
+@pytest.mark.release
 def test_a_prompt_that_is_enough_is_offered_in_place_of_an_adapter_and_a_person_takes_it(
     tmp_path: Path, world: World
 ) -> None:

@@ -35,6 +35,7 @@ def library() -> Path | None:
 
 pytestmark = [
     pytest.mark.docker,
+    pytest.mark.release,
     pytest.mark.timeout(900),
     pytest.mark.skipif(library() is None, reason="no libfaketime: pip or apt install libfaketime"),
 ]

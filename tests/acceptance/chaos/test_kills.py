@@ -32,7 +32,7 @@ pytestmark = [pytest.mark.docker, pytest.mark.timeout(TIMEOUT_S + 300)]
             marks=[
                 pytest.mark.optional,
                 pytest.mark.skipif(bool(postgres.missing()), reason=postgres.missing()),
-                pytest.mark.skipif("CI" in os.environ, reason="five minutes: run it before a release"),
+                pytest.mark.release,
             ],
         ),
     ],

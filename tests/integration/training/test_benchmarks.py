@@ -33,6 +33,7 @@ def figures(*arguments: str) -> dict[str, Any]:
     return result
 
 
+@pytest.mark.release
 def test_training_against_stock_trl() -> None:
     sizes = ["--groups", "2", "--rollouts", "4", "--iterations", "2", "--repetitions", "1", "--users", "0.2"]
     result = figures("benchmarks.training", *sizes)
