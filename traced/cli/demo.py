@@ -273,7 +273,9 @@ def demo(
     overrides: Overrides = None,
     target: Annotated[
         str | None,
-        typer.Option("--target", help="Target, e.g. textworld; a bundled one brings its model.", show_default=False),
+        typer.Option(
+            "--target", help="Target, e.g. textworld:quest; a bundled one brings its model.", show_default=False
+        ),
     ] = None,
     model: Model = None,
     seed: Seed = None,

@@ -22,7 +22,9 @@ Overrides = Annotated[
 Model = Annotated[
     str | None,
     typer.Option(
-        "--model", help='Base model: "bundled", "bundled-textworld", "smollm2" or a directory.', show_default=False
+        "--model",
+        help='Base model: "bundled", "bundled-large", "bundled-textworld", "smollm2" or a directory.',
+        show_default=False,
     ),
 ]
 Seed = Annotated[int | None, typer.Option("--seed", help="Seed of every random choice.", show_default=False)]

@@ -270,7 +270,8 @@ class GateSection(Section):
     )
     regression_margin: Share = Field(
         default=0.05,
-        description="maximum loss, by the interval's lower bound, on target tasks that do not exercise the capability",
+        description="maximum loss, by the interval's lower bound, on regression tasks, in the environments of live "
+        "adapters (live, watch), in the replay of held-out conversations and at a handover",
     )
     largest_regression_margin: Share = Field(
         default=0.15,

@@ -81,7 +81,9 @@ class TriggersSection(Section):
     )
     interval_h: float = Field(default=0.0, ge=0, description="hours between two cycles started by the clock; 0: off")
     trajectories: int = Field(
-        default=0, ge=0, description="new production trajectories since the start of the last cycle; 0: off"
+        default=0,
+        ge=0,
+        description="new production trajectories with a success or failure since the start of the last cycle; 0: off",
     )
     failure_rate: Share = Field(default=0.0, description="share of failures among the newest of those; 0: off")
     window: Positive = Field(default=200, description="number of newest trajectories for the failure rate")

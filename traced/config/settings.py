@@ -146,7 +146,8 @@ class TargetSection(Section):
         default=0.25,
         gt=0,
         lt=1,
-        description="recorded: share of the tasks whose conversations no analysis and no environment uses",
+        description="recorded: share of the customers, or tasks, whose conversations no analysis and no environment "
+        "uses",
     )
     user: UserSection = Field(default=UserSection(), description="the model that is the user, if the target needs one")
 
@@ -166,7 +167,8 @@ class ModelSection(Section):
 
     spec: str = Field(
         default=BUNDLED,
-        description='"bundled", "bundled-textworld", "smollm2" (extra), or the directory of a causal LM',
+        description='"bundled", "bundled-large", "bundled-textworld", "smollm2" (extra), or the directory of a '
+        "causal LM",
     )
     predecessor: str = Field(
         default="",

@@ -4,10 +4,10 @@ The kinds, in the order in which they are tried:
 
 - chance: the live system solves the task when it plays it again, at the temperature of evaluations;
 - routing: another live adapter, or the base model, solves it, so the router should have chosen that;
+- unexplained: no capability was lacking;
+- new: of the capabilities that were lacking none has a live adapter;
 - compound: the task needs the capabilities of several live adapters, and none of them solves it alone;
-- residual: it needs the capability of one live adapter, which was lacking, and that adapter fails too;
-- new: a capability without a live adapter was lacking;
-- unexplained: no capability was lacking.
+- residual: it needs the capability of one live adapter, which was lacking, and that adapter fails too.
 """
 
 from collections import Counter, defaultdict

@@ -43,7 +43,7 @@ class ConstantCustomer:
         consequence = (
             "but a cycle has used conversations, so the splits stay and later conversations keep the customer's split"
             if self.is_late
-            else "so it counts as none and the conversations are held out one by one"
+            else "so it counts as none and the conversations are held out by task"
         )
         return (
             f"one customer has {self.conversations} of {self.total} conversations, {consequence}; to keep each "

@@ -21,7 +21,6 @@ from typing import Any
 
 from agents.analyst.language import STOP, identifiers, words
 
-# Times that a user is asked for one message until it can be used.
 # A goal is leaked by a message with this share of its words; shorter goals can be said in one sentence.
 LEAK_SHARE = 0.55
 MIN_GOAL_WORDS = 20
