@@ -21,7 +21,7 @@ from traced.evaluation.world_agreement import (
 def disagreeing_tools(rows: Sequence[ToolAgreement]) -> list[OmittedTool]:
     """Return the tools whose agreement on left-out calls is below a bound of admission, however few were answered.
 
-    Reads of changed state count only if admission would judge as many.
+    Reads of changed state are few of these calls: as in admission, their whole interval has to lie below the bound.
     """
     bounds = Thresholds()
     return [
@@ -32,7 +32,7 @@ def disagreeing_tools(rows: Sequence[ToolAgreement]) -> list[OmittedTool]:
         and (
             row.exact.share < bounds.world_exact
             or row.error_class.share < bounds.world_error_class
-            or (row.states.count >= bounds.world_calls and row.states.share < bounds.world_states)
+            or (row.states.count >= bounds.world_calls and row.states.high < bounds.world_states)
         )
     ]
 

@@ -97,5 +97,8 @@ def test_a_tool_that_shows_wrong_states_after_writes_is_omitted_if_enough_reads_
     (omitted,) = disagreeing_tools(tool_agreements([*right, *five]))
     assert ", states 0 % [" in omitted.text
     assert read_omitted([json.loads(json.dumps(dataclasses.asdict(omitted)))]) == [omitted]
+    # The interval of two wrong ones of 18 reaches the bound.
+    some = [dataclasses.replace(GET_CALL, task=f"s{number}", shows_state=True) for number in range(16)]
+    assert not disagreeing_tools(tool_agreements([*right, *some, *four[:2]]))
     earlier = {name: value for name, value in dataclasses.asdict(omitted).items() if name != "states"}
     assert read_omitted([earlier])[0].states.count == 0
