@@ -19,10 +19,18 @@ def test_it():
 def test_expected_failure():
     assert False
 """
+LONG = """
+import pytest
+
+@pytest.mark.release
+def test_it():
+    assert False
+"""
 SUITE = {
     "integration/test_plain.py": SKIP.format(mark="other"),
     "integration/test_optional.py": SKIP.format(mark="optional"),
     "integration/test_module.py": 'import pytest\npytest.skip("nothing here", allow_module_level=True)\n',
+    "acceptance/test_long.py": LONG,
     "acceptance/test_plain.py": SKIP.format(mark="other"),
     "unit/test_docker.py": SKIP.format(mark="docker"),
     "unit/test_plain.py": SKIP.format(mark="other"),
@@ -43,7 +51,7 @@ def failed_files(place: Path, ci: str) -> set[str]:
     shutil.copy(tests_dir / "conftest.py", place / "tests" / "conftest.py")
     shutil.copy(tests_dir / "new_stores.py", place / "tests" / "new_stores.py")
     shutil.copytree(tests_dir / "guard", place / "tests" / "guard", dirs_exist_ok=True)
-    (place / "pytest.ini").write_text("[pytest]\nmarkers =\n    docker\n    optional\n    other\n")
+    (place / "pytest.ini").write_text("[pytest]\nmarkers =\n    docker\n    optional\n    release\n    other\n")
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "--import-mode=importlib", "--continue-on-collection-errors", "-rfE", "tests"],
         cwd=place,
@@ -57,6 +65,8 @@ def failed_files(place: Path, ci: str) -> set[str]:
     return {mark.partition("::")[0].removeprefix("tests/") for mark in marks}
 
 
-@pytest.mark.parametrize(("ci", "failed"), [("true", REAL_THINGS), ("", set())])
-def test_a_skip_of_the_real_thing_fails_in_ci_only(tmp_path: Path, ci: str, failed: set[str]) -> None:
+@pytest.mark.parametrize(("ci", "failed"), [("true", REAL_THINGS), ("", {"acceptance/test_long.py"})])
+def test_a_skip_of_the_real_thing_fails_in_ci_only_and_a_long_test_is_left_out_there(
+    tmp_path: Path, ci: str, failed: set[str]
+) -> None:
     assert failed_files(tmp_path, ci) == failed

@@ -21,7 +21,7 @@ from traced.evaluation.world_agreement import (
 def disagreeing_tools(rows: Sequence[ToolAgreement]) -> list[OmittedTool]:
     """Return the tools whose agreement on left-out calls is below a bound of admission, however few were answered.
 
-    Reads of changed state are few of these calls: as in admission, their whole interval has to lie below the bound.
+    Few calls read what a write has changed. Their share omits a tool only if its whole interval is below the bound.
     """
     bounds = Thresholds()
     return [

@@ -16,7 +16,7 @@ from traced.evaluation.world_agreement import (
     read_omitted,
     tool_agreements,
 )
-from traced.evaluation.world_bounds import disagreeing_tools, refuted_tools
+from traced.evaluation.world_bounds import disagreeing_tools, refuted_tools, tool_replay
 
 GET_CALL = CallAgreement(
     task="1",
@@ -100,5 +100,12 @@ def test_a_tool_that_shows_wrong_states_after_writes_is_omitted_if_enough_reads_
     # The interval of two wrong ones of 18 reaches the bound.
     some = [dataclasses.replace(GET_CALL, task=f"s{number}", shows_state=True) for number in range(16)]
     assert not disagreeing_tools(tool_agreements([*right, *some, *four[:2]]))
+    many = [dataclasses.replace(wrong, task=f"m{number}") for number in range(12)]
+    (refuted,) = refuted_tools(tool_agreements([*right, *right, *many]))
+    assert refuted.states.count == 12
+    row = tool_agreements([*right, *four])[0]
+    judged_row = tool_replay(row, HELD_OUT_CALLS)
+    assert (judged_row.states.count, judged_row.states.share) == (4, 0)
+    assert judged_row.fields.share == row.fields.share == 1 > judged_row.exact.share
     earlier = {name: value for name, value in dataclasses.asdict(omitted).items() if name != "states"}
     assert read_omitted([earlier])[0].states.count == 0

@@ -65,7 +65,10 @@ def test_a_tool_that_shows_wrong_states_after_writes_is_refused() -> None:
     passed, evidence = world("d1", set(), replay(tool("get", GOOD, states=LOW)), TOOLS, Thresholds())
     assert not passed
     assert evidence["disagreeing"] == ["get, held out calls: states 0.50 [0.30, 0.70] of 20"]
-    assert str(evidence["agreement"]).count("states 0.50") == 1
+    good = "1.00 [0.84, 1.00] of 20"
+    assert evidence["agreement"] == {
+        "get, held out": f"exact {good}; fields {good}; error class {good}; states 0.50 [0.30, 0.70] of 20"
+    }
     assert world("d1", set(), replay(tool("get", GOOD, states=SINGLE)), TOOLS, Thresholds())[0]
 
 
