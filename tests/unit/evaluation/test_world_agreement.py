@@ -100,8 +100,8 @@ def test_a_tool_that_shows_wrong_states_after_writes_is_omitted_if_enough_reads_
     # The interval of two wrong ones of 18 reaches the bound.
     some = [dataclasses.replace(GET_CALL, task=f"s{number}", shows_state=True) for number in range(16)]
     assert not disagreeing_tools(tool_agreements([*right, *some, *four[:2]]))
-    many = [dataclasses.replace(wrong, task=f"m{number}") for number in range(12)]
-    (refuted,) = refuted_tools(tool_agreements([*right, *right, *many]))
+    twelve = [dataclasses.replace(wrong, task=f"m{number}") for number in range(12)]
+    (refuted,) = refuted_tools(tool_agreements([*right, *right, *twelve]))
     assert refuted.states.count == 12
     row = tool_agreements([*right, *four])[0]
     judged_row = tool_replay(row, HELD_OUT_CALLS)
