@@ -5,7 +5,7 @@
 Invariants: a response and a conversation belong to the API key that made them; for other keys they are unknown. A
 sender cannot use the reserved author names of the rules and the judge of ``traced.scoring``; all text
 except labels known from the settings is redacted before it is stored. Errors: ``Refusal`` 400 for an invalid body, 404
-for an unknown conversation or response, 503 if the store does not answer.
+for an unknown conversation or response, 503 if the store does not answer or its recorder is late.
 """
 
 import asyncio
@@ -14,6 +14,7 @@ import time
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
+from pathlib import Path
 
 from sqlalchemy import Engine
 
@@ -26,10 +27,13 @@ from traced.gateway.store_calls import call_store
 from traced.ingest.conversations import OTLP_PREFIX, client_name, qualified_id
 from traced.ingest.redaction import Redactor
 from traced.ingest.settlement import rescore_feedback
+from traced.ingest.spool import queued_files
 from traced.scoring.evidence import RESERVED, Labels, is_reserved_author
 
-# Seconds to wait for an exchange that the recorder has not stored yet.
+# Seconds to wait for an answer that is not yet in the spool.
 PATIENCE_S = 2.0
+# Seconds to wait until the recorder has stored what is in the spool.
+RECORDER_PATIENCE_S = 10.0
 RETRY_S = 0.1
 TEXT_LIMIT = 10_000  # characters
 log = logging.getLogger(__name__)
@@ -37,16 +41,19 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class FeedbackReceiver:
-    """Stores feedback and rescores the trajectories of its conversation."""
+    """Stores feedback and rescores the trajectories of its conversation; ``spool`` is the folder of the spool."""
 
     store: Engine
     labels: Labels
     redactor: Redactor
+    spool: Path
 
     async def receive(self, body: dict[str, object], key_id: str, at: datetime) -> dict[str, object]:
         """Store a feedback body of an API key ("" without one) and return the response body; raises ``Refusal``."""
         feedback = _validated(body, at)
-        deadline = time.monotonic() + PATIENCE_S
+        started_at = time.monotonic()
+        # The answer may be in the files that are queued now; later ones are of later answers.
+        queued = await asyncio.to_thread(queued_files, self.spool)
         while True:
             try:
                 response = await call_store(partial(self._store, feedback, key_id))
@@ -56,16 +63,15 @@ class FeedbackReceiver:
                 raise Refusal(503, "the store does not answer; repeat the request later", retry_after=5) from error
             if response is not None:
                 return response
-            if time.monotonic() > deadline:
-                subject = f"conversation {feedback.conversation_id!r}"
-                if feedback.response_id:
-                    subject = f"answer {feedback.response_id!r}"
-                message = (
-                    f"{subject} is unknown: this API key got no such answer, it was not recorded, or it is older than "
-                    "retention.conversations_days"
-                )
-                raise Refusal(404, message, code="not_found")
+            waited_s = time.monotonic() - started_at
+            if waited_s > PATIENCE_S and not queued:
+                raise Refusal(404, _unknown(feedback), code="not_found")
+            if waited_s > RECORDER_PATIENCE_S:
+                message = "the latest conversations are not stored yet; repeat the request later"
+                raise Refusal(503, message, retry_after=5)
             await asyncio.sleep(RETRY_S)
+            # Read before the next attempt: a file is deleted after its rows are stored.
+            queued &= await asyncio.to_thread(queued_files, self.spool)
 
     def _store(self, feedback: Feedback, key_id: str) -> dict[str, object] | None:
         """Store the feedback and return the response body, or None if its conversation or response is unknown."""
@@ -103,6 +109,16 @@ class FeedbackReceiver:
         prefix, separator, span_name = conversation_id.partition(OTLP_PREFIX)
         redacted_id = qualified_id(self.redactor.name(client_name(name, key_id)), key_id)
         return [conversation_id, redacted_id, prefix + separator + self.redactor.name(span_name)]
+
+
+def _unknown(feedback: Feedback) -> str:
+    subject = (
+        f"answer {feedback.response_id!r}" if feedback.response_id else f"conversation {feedback.conversation_id!r}"
+    )
+    return (
+        f"{subject} is unknown: this API key got no such answer, it was not recorded, or it is older than "
+        "retention.conversations_days"
+    )
 
 
 def _validated(body: dict[str, object], at: datetime) -> Feedback:

@@ -219,7 +219,9 @@ async def open_gateway(
     limit = ConcurrencyLimit(section.concurrency, section.queue, section.queue_s)
     customers = customer_hash(store)
     redactor = Redactor(section.redact, section.redact_fields, customers.redaction_key())
-    feedback_receiver = FeedbackReceiver(store, Labels(section.success_labels, section.failure_labels), redactor)
+    feedback_receiver = FeedbackReceiver(
+        store, Labels(section.success_labels, section.failure_labels), redactor, spool.folder
+    )
     shadows = Shadows(pool, upstream, limit, settings.promotion.shadow_requests)
     access = _access(settings, follower.keys, Quotas(store, now, peers.exist))
     receiver = OtlpReceiver(

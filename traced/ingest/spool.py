@@ -148,6 +148,11 @@ class Spool:
         return file
 
 
+def queued_files(folder: Path) -> frozenset[str]:
+    """Return the names of the files in a spool folder that the recorder has not stored completely."""
+    return frozenset(path.name for path in folder.glob(FILE_PATTERN))
+
+
 def line_of(
     exchange: Exchange, raw: bytes, request: Mapping[str, Any], answer: bytes, *, streamed: bool, form: str = ""
 ) -> bytes:

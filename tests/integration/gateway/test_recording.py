@@ -12,6 +12,7 @@ from store.errors import StoreUnavailable
 from store.types import Outcome
 from tests.integration.gateway.place import USER, V1, RunningGateway, running_gateway
 from tests.waiting import eventually_async
+from traced.gateway import feedback as feedback_receiver
 from traced.gateway import recorder
 from traced.ingest import spool
 
@@ -190,6 +191,28 @@ async def test_exchanges_wait_in_the_spool_without_the_store(tmp_path: Path, mon
             await eventually_async(lambda: recording_contains(gateway, "files wait in"))
         await eventually_async(lambda: all(gateway.exchanges(f"c-{number}") for number in range(3)))
         await eventually_async(lambda: recording_contains(gateway, "ok"))
+
+    await run(tmp_path, check)
+
+
+async def test_feedback_waits_for_a_late_recorder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    away = StoreUnavailable("the store is away")
+    monkeypatch.setattr(feedback_receiver, "PATIENCE_S", 0.2)
+
+    async def check(gateway: RunningGateway) -> None:
+        with monkeypatch.context() as patched:
+            patched.setattr(recorder, "save_exchanges", lambda *_: (_ for _ in ()).throw(away))
+            response = await gateway.ask("base", headers={"X-Traced-Conversation": "c"})
+            with monkeypatch.context() as impatient:
+                impatient.setattr(feedback_receiver, "RECORDER_PATIENCE_S", 0.4)
+                late = await feedback(gateway, conversation_id="c", score=1)
+            assert (late.status_code, late.headers["Retry-After"]) == (503, "5")
+            waiting = asyncio.ensure_future(feedback(gateway, response_id=response.json()["id"], score=1))
+            await asyncio.sleep(1)
+            assert not waiting.done()
+        assert (await waiting).json()["conversation_id"] == "c"
+        await eventually_async(lambda: not spool.queued_files(tmp_path / "spool"))
+        assert (await feedback(gateway, conversation_id="other", score=1)).status_code == 404
 
     await run(tmp_path, check)
 

@@ -159,7 +159,7 @@ async def test_what_is_said_of_the_open_one_is_shown_by_itself(
         await wait_until(tui.pilot, lambda: "✗ failure, outcome set by rules (rules:" in text_of(tui.app))
         router.emit(store, NOW)  # starts emitting feedback
         good: dict[str, object] = {"conversation_id": detail.task_id, "label": "good", "who": "customer"}
-        counts = await FeedbackReceiver(store, labels, Redactor([], [])).receive(good, "", NOW)
+        counts = await FeedbackReceiver(store, labels, Redactor([], []), tmp_path / "spool").receive(good, "", NOW)
         assert counts["trajectories"] == 1
         router.next_at = 0.0
         router.emit(store, NOW)
