@@ -7,7 +7,8 @@ For each seed one cycle on the desk is brought to admitted environments. Each va
 capability there, with the settings of a cycle and its own changes (``VARIANTS``), all with validation. Two policies of
 each training play greedily, the last one and the best one by validation: 200 seeds of the environment, and the last
 200 of the target's train split. The test split is not used. Everything is kept in DIR, and a run that was stopped goes
-on. ``DIR/seed-N.json`` has the settings and the figures of a seed; variants that are in it are not trained again, so
+on. Variants named ``after-fast`` begin with the best policy of ``fast``, which is trained before them if need be.
+``DIR/seed-N.json`` has the settings and the figures of a seed; variants that are in it are not trained again, so
 these files alone continue an ablation on another machine. With other settings (``--set``) DIR is refused.
 
 ``DIR`` does not know which capabilities a variant was trained for: give each choice of them a DIR of its own.
@@ -69,6 +70,9 @@ NO_MEASURE = {
     "temperature": 1.0,
 }
 FAST = 1e-2
+COLLAPSED = "fast"  # the variant with whose best policies those named ``after-fast`` begin
+AFTER_COLLAPSE = {"lr": FAST, "iterations": 30}
+SLOW_WARM = {"lr": FAST / 2, "temperature": 1.2}  # what ``training.recoveries`` changes
 VARIANTS: dict[str, dict[str, Any]] = {
     "fresh": {},
     "open": {"open_share": 0.5},
@@ -81,12 +85,17 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "open-recover": {"open_share": 0.5, "recoveries": 2, "recovery_temperature": 1.2},
     "open-warm": {"open_share": 0.5, "recoveries": 2, "recovery_temperature": 1.2, "temperature": 1.2},
     "open-slow": {"open_share": 0.5, "recoveries": 2, "recovery_temperature": 1.2, "lr": 1e-3},
-    # At five times the default rate trainings collapse, so these show what each answer to a collapse is worth.
+    # At five times the default rate trainings collapse.
     "fast": {"lr": FAST},
     "fast-recover": {"lr": FAST, "recoveries": 2, "recovery_temperature": 1.2},
-    "fast-recover-kl": {"lr": FAST, "recoveries": 2, "recovery_temperature": 1.2, "recovery_kl": 0.01},
-    "fast-recover-entropy": {"lr": FAST, "recoveries": 2, "recovery_temperature": 1.2, "recovery_entropy_bonus": 0.01},
-    "fast-recover-hints": {"lr": FAST, "recoveries": 2, "recovery_temperature": 1.2, "recovery_hint_share": 0.25},
+    # What each answer to a collapse is worth: these begin where a recovery does, with the best policy of ``fast``.
+    "after-fast": AFTER_COLLAPSE,
+    "after-fast-slow": AFTER_COLLAPSE | {"lr": FAST / 2},
+    "after-fast-warm": AFTER_COLLAPSE | {"temperature": 1.2},
+    "after-fast-slow-warm": AFTER_COLLAPSE | SLOW_WARM,
+    "after-fast-slow-warm-kl": AFTER_COLLAPSE | SLOW_WARM | {"kl": 0.01},
+    "after-fast-slow-warm-entropy": AFTER_COLLAPSE | SLOW_WARM | {"entropy_bonus": 0.01},
+    "after-fast-slow-warm-hints": AFTER_COLLAPSE | SLOW_WARM | {"hint_share": 0.25},
 }
 WITH_GRADIENT = ("recover", "open-recover", "open-warm", "open-slow")  # variants that answer a loss of the gradient
 PLACES = ("last_environment", "best_environment", "last_target", "best_target")
@@ -132,6 +141,11 @@ def main() -> int:
     figures = summary(rows, variants)
     print(json.dumps(figures) if options.json else json.dumps(figures["variants"], indent=1))
     return 0 if figures["meets"] else 1
+
+
+def continues_collapsed(variant: str) -> bool:
+    """Return whether a variant begins with a policy of the variant ``COLLAPSED``."""
+    return variant.startswith("after-fast")
 
 
 def recorded_rows(record: Path, pairs: Sequence[str]) -> list[dict[str, Any]]:
@@ -184,7 +198,8 @@ def with_environments(context: Context) -> list[tuple[str, str]]:
 
 async def train_variant(context: Context, capability: str, environment: str, variant: str) -> dict[str, Any]:
     """Train a variant in an environment, play with its adapter, and return its figures; they are kept on disk."""
-    out = context.data_dir / "variants" / variant / capability
+    folder = context.data_dir / "variants"
+    out = folder / variant / capability
     result_file = out / "figures.json"
     if result_file.exists():
         figures = json.loads(result_file.read_text())
@@ -196,6 +211,11 @@ async def train_variant(context: Context, capability: str, environment: str, var
     changes = NO_MEASURE | VARIANTS[variant]
     has_hints = any(changes.get(key) for key in ("hint_share", "recovery_hint_share"))
     job = replace(job, validate_every=VALIDATE_EVERY, hint=description if has_hints else "", **changes)
+    if continues_collapsed(variant):
+        start = folder / COLLAPSED / capability / "adapter"
+        if not start.exists():
+            await train_variant(context, capability, environment, COLLAPSED)
+        job = replace(job, start=str(start))
     policy: int | None = 0
     try:
         result = await train(job, lambda _: None, store_variables(context))

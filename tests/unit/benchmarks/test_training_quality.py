@@ -84,6 +84,34 @@ async def test_a_training_that_finds_nothing_to_learn_from_counts_as_one_without
     assert json.dumps(from_disk, sort_keys=True) == json.dumps(figures, sort_keys=True)
 
 
+async def test_an_answer_to_a_collapse_begins_with_the_best_policy_of_the_collapsed_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    starts = []
+
+    async def train(job: TrainingJob, *_: object) -> SimpleNamespace:
+        starts.append((job.start, job.lr, job.iterations))
+        job.adapter.mkdir(parents=True)
+        append(job.metrics, iteration(1, 8, 0.5))
+        return SimpleNamespace(iterations=1, policy=1)
+
+    async def success(*_: object) -> dict[str, float]:
+        return {"environment": 0.25, "target": 0.5}
+
+    monkeypatch.setattr(training_quality, "job_in", lambda *_: TrainingJob("r", "dates", {"target": "t"}, "m", ""))
+    monkeypatch.setattr(training_quality, "store_variables", lambda _: {})
+    monkeypatch.setattr(training_quality, "get_capability", lambda *_: SimpleNamespace(description=""))
+    monkeypatch.setattr(training_quality, "train", train)
+    monkeypatch.setattr(training_quality, "success", success)
+    context: Any = SimpleNamespace(
+        data_dir=tmp_path, cycle_id="c1", settings=SimpleNamespace(threads=1), read_session=nullcontext
+    )
+    for variant in ("after-fast-slow", "after-fast"):
+        assert (await train_variant(context, "dates", "hash", variant))["variant"] == variant
+    collapsed = str(tmp_path / "variants/fast/dates/adapter")
+    assert starts == [("", 1e-2, 40), (collapsed, 5e-3, 30), (collapsed, 1e-2, 30)]
+
+
 def test_the_validation_is_by_policy() -> None:
     metrics = [iteration(6, 8, 0.5) | {"validation_policy": 5.0, "validation_success": 0.25}]
     assert ending(metrics)["curve"] == {5: 0.25}
