@@ -338,13 +338,27 @@ Price = Annotated[float, Field(ge=0)]
 Limit = Annotated[int, Field(ge=0)]
 
 
-class LlmSection(Section):
-    """The language model of analyst "llm" and synthesizer "llm" (test it with `traced llm check`)."""
+class ModelSection(Section):
+    """A language model and the key of its server."""
 
     model: str = Field(default="", description='name of the model at its server; "": none')
     base_url: BaseUrl = Field(default="", description='URL of its server, e.g. "http://127.0.0.1:8000/v1"; "": OpenAI')
     api_key_env: Variable = Field(default="OPENAI_API_KEY", description="environment variable with its API key")
     api_key_file: KeyFile = Field(default="", description="file with its API key, instead of the variable")
+
+    @model_validator(mode="after")
+    def _refuse_stored_key(self) -> Self:
+        # Model and URL are stored with every cycle, where a key must never be.
+        key = os.environ.get(self.api_key_env, "").strip()
+        for name in ("model", "base_url"):
+            if len(key) >= MIN_KEY_LENGTH and key in getattr(self, name):
+                raise ValueError(f"{name} contains the key in the variable {self.api_key_env}; remove the key")
+        return self
+
+
+class LlmSection(ModelSection):
+    """The language model of analyst "llm" and synthesizer "llm" (test it with `traced llm check`)."""
+
     concurrency: Positive = Field(default=8, description="concurrent requests")
     requests_per_minute: Limit = Field(default=0, description="maximum requests per minute; 0: no limit")
     tokens_per_minute: Limit = Field(default=0, description="maximum tokens per minute, prompt and answer; 0: no limit")
@@ -355,15 +369,6 @@ class LlmSection(Section):
     context_tokens: Limit = Field(default=0, description="maximum tokens of prompt and answer; 0: ask the server")
     prompt_price: Price = Field(default=0.0, description="price of a million prompt tokens")
     completion_price: Price = Field(default=0.0, description="price of a million completion tokens")
-
-    @model_validator(mode="after")
-    def _refuse_stored_key(self) -> Self:
-        # Model and URL are stored with every cycle, where a key must never be.
-        key = os.environ.get(self.api_key_env, "").strip()
-        for name in ("model", "base_url"):
-            if len(key) >= MIN_KEY_LENGTH and key in getattr(self, name):
-                raise ValueError(f"{name} contains the key in the variable {self.api_key_env}; remove the key")
-        return self
 
 
 class UserSection(LlmSection):
@@ -380,12 +385,10 @@ RESULT_KEYS = {"model", "base_url", "context_tokens"}
 REQUEST_KEYS = set(LlmSection.model_fields) - RESULT_KEYS
 
 
-class JudgeSection(Section):
+class JudgeSection(ModelSection):
     """A model that judges conversations; its verdicts are used only if its agreement with labels is high enough."""
 
     model: str = Field(default="", description='name of the model at its server; "": no judge')
-    base_url: BaseUrl = Field(default="", description='URL of its server, e.g. "http://127.0.0.1:8000/v1"; "": OpenAI')
-    api_key_env: Variable = Field(default="OPENAI_API_KEY", description="environment variable with its API key")
     prompt: str = Field(default="", description='file with its instructions; "": the built-in ones')
     temperature: Temperature = Field(default=0.0, description="sampling temperature")
     timeout_s: float = Field(default=60.0, gt=0, description="seconds for one answer")

@@ -27,7 +27,7 @@ from agents.llm.transport import Transport
 from store.database import read_session, write_session
 from store.records import ModelReply
 from store.repositories.llm_replies import find_reply, save_reply, stage_costs
-from traced.config.cycle_sections import LlmSection
+from traced.config.cycle_sections import LlmSection, ModelSection
 from traced.config.settings import Settings
 from traced.core.errors import TracedError
 
@@ -37,8 +37,8 @@ class LlmError(TracedError):
 
 
 OPENAI = "https://api.openai.com/v1"
-LLM, USER = "llm", "target.user"  # the sections that name a model
-CHECKS = {LLM: "traced llm check", USER: "traced llm check --user"}
+LLM, USER, JUDGE = "llm", "target.user", "outcomes.judge"  # the sections that name a model
+CHECKS = {LLM: "traced llm check", USER: "traced llm check --user", JUDGE: "traced outcomes agreement"}
 NO_KEY = "none"  # sent to a server that needs no key; the client library rejects an empty one
 
 _LINES: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[Endpoint, Transport]] = WeakKeyDictionary()
@@ -114,7 +114,7 @@ def check_prices(model_endpoint: Endpoint, cost: float) -> None:
         )
 
 
-def api_key(section: LlmSection, table: str = LLM) -> str:
+def api_key(section: ModelSection, table: str = LLM) -> str:
     """Return the key, "" if the endpoint needs none; raises ``LlmError``."""
     if section.api_key_file:
         try:
@@ -140,7 +140,7 @@ def api_key(section: LlmSection, table: str = LLM) -> str:
     return key
 
 
-def key_from(section: LlmSection) -> str:
+def key_from(section: ModelSection) -> str:
     """Describe where the key is kept."""
     return f"from {section.api_key_file}" if section.api_key_file else f"from the variable {section.api_key_env}"
 

@@ -14,7 +14,6 @@ call it data, but a model may still obey it; agreement is measured on ordinary c
 import asyncio
 import hashlib
 import json
-import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from importlib.resources import files
@@ -30,7 +29,8 @@ from agents.llm.transport import Transport
 from store.types import Message, Outcome, Trajectory
 from traced.config.cycle_sections import JudgeSection
 from traced.core.redaction import redacted_text
-from traced.llm.connection import NO_KEY, OPENAI
+from traced.llm.connection import JUDGE as JUDGE_SECTION
+from traced.llm.connection import NO_KEY, OPENAI, LlmError, api_key
 from traced.scoring.errors import JudgeError
 from traced.scoring.evidence import JUDGE
 from traced.scoring.rules import Decision
@@ -137,12 +137,10 @@ def _question(conversation: str) -> str:
 
 
 def _endpoint(settings: JudgeSection) -> Endpoint:
-    key = os.environ.get(settings.api_key_env, "").strip()
-    if not key and not settings.base_url:
-        raise JudgeError(
-            f"the judge has no API key: the environment variable {settings.api_key_env} is not set",
-            hint="set it, or set outcomes.judge.base_url to your own server",
-        )
+    try:
+        key = api_key(settings, JUDGE_SECTION)
+    except LlmError as error:
+        raise JudgeError(error.message, hint=error.hint) from error
     return Endpoint(
         settings.base_url or OPENAI,
         settings.model,
@@ -152,7 +150,7 @@ def _endpoint(settings: JudgeSection) -> Endpoint:
         patience_s=PATIENCE_FACTOR * settings.timeout_s,
         concurrency=settings.concurrency,
         requests_per_minute=settings.per_minute,
-        section="outcomes.judge",
+        section=JUDGE_SECTION,
     )
 
 

@@ -176,7 +176,11 @@ async def test_a_judge_without_a_model_a_key_or_a_prompt(tmp_path: Path, monkeyp
     monkeypatch.setenv("ADA_KEY", "k-1")
     with scripted_server(by_words) as server:
         await judge_all(judge_at(server, api_key_env="ADA_KEY"), CANCELLED)
-    assert server.headers[0]["authorization"] == "Bearer k-1"
+        (tmp_path / "key").write_text("k-2\n")
+        await judge_all(judge_at(server, api_key_env="ADA_KEY", api_key_file=str(tmp_path / "key")), CANCELLED)
+    assert [headers["authorization"] for headers in server.headers] == ["Bearer k-1", "Bearer k-2"]
+    with pytest.raises(JudgeError, match=r"outcomes\.judge\.api_key_file .* cannot be read"):
+        await judge_all(judge_at(server, api_key_file=str(tmp_path / "none")), CANCELLED)
 
 
 async def test_a_gateway_that_serves_the_judge_does_not_record_it(tmp_path: Path) -> None:
