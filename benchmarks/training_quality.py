@@ -71,7 +71,7 @@ NO_MEASURE = {
 }
 FAST = 1e-2
 COLLAPSED = "fast"  # the variant with whose best policies those named ``after-fast`` begin
-AFTER_COLLAPSE = {"lr": FAST, "iterations": 30}
+AFTER_COLLAPSE = {"lr": FAST, "iterations": 20}
 SLOW_WARM = {"lr": FAST / 2, "temperature": 1.2}  # what ``training.recoveries`` changes
 VARIANTS: dict[str, dict[str, Any]] = {
     "fresh": {},
