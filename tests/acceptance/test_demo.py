@@ -99,6 +99,7 @@ def lines_of(stream: IO[str]) -> Iterator[str]:
         yield line
 
 
+@pytest.mark.release
 def test_stopped_while_it_collects_it_carries_on(traced: Traced, tmp_path: Path) -> None:
     words = [sys.executable, "-m", "traced", "demo", "--yes", *settings(EPISODES)]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "NO_COLOR": "1", "COLUMNS": "200"}

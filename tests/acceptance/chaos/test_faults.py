@@ -49,6 +49,7 @@ def test_a_database_that_is_locked_for_longer_than_anybody_waits(folder: Path, p
 
 @pytest.mark.skipif(bool(postgres.missing()), reason=postgres.missing())
 @pytest.mark.optional
+@pytest.mark.release
 def test_a_database_server_that_is_gone_for_a_while(folder: Path, places: Places) -> None:
     with postgres.server() as server:
         place = places(folder, store_url=server.url("postgres"))
