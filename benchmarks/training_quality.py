@@ -71,7 +71,7 @@ NO_MEASURE = {
 }
 FAST = 1e-2
 COLLAPSED = "fast"  # the variant with whose best policies those named ``after-fast`` begin
-AFTER_COLLAPSE = {"lr": FAST, "iterations": 20}
+AFTER_COLLAPSE = {"lr": FAST, "iterations": 10}
 SLOW_WARM = {"lr": FAST / 2, "temperature": 1.2}  # what ``training.recoveries`` changes
 VARIANTS: dict[str, dict[str, Any]] = {
     "fresh": {},
@@ -86,7 +86,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "open-warm": {"open_share": 0.5, "recoveries": 2, "recovery_temperature": 1.2, "temperature": 1.2},
     "open-slow": {"open_share": 0.5, "recoveries": 2, "recovery_temperature": 1.2, "lr": 1e-3},
     # At five times the default rate trainings collapse.
-    "fast": {"lr": FAST},
+    "fast": {"lr": FAST, "iterations": 30},
     "fast-recover": {"lr": FAST, "recoveries": 2, "recovery_temperature": 1.2},
     # What each answer to a collapse is worth: these begin where a recovery does, with the best policy of ``fast``.
     "after-fast": AFTER_COLLAPSE,

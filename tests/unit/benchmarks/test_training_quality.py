@@ -109,7 +109,7 @@ async def test_an_answer_to_a_collapse_begins_with_the_best_policy_of_the_collap
     for variant in ("after-fast-slow", "after-fast"):
         assert (await train_variant(context, "dates", "hash", variant))["variant"] == variant
     collapsed = str(tmp_path / "variants/fast/dates/adapter")
-    assert starts == [("", 1e-2, 40), (collapsed, 5e-3, 20), (collapsed, 1e-2, 20)]
+    assert starts == [("", 1e-2, 30), (collapsed, 5e-3, 10), (collapsed, 1e-2, 10)]
 
 
 def test_the_validation_is_by_policy() -> None:
