@@ -3,7 +3,8 @@
     python scripts/banned_names.py [PATH ...]
 
 A name is split at underscores and at camel case and compared in lower case. A word of ``BANNED`` is banned in every
-position, a word of ``BANNED_ALONE`` only where it is the whole name: ``known`` says nothing, ``known_hosts`` does.
+position, and so are two words in a row of ``BANNED_PAIRS``; a word of ``BANNED_ALONE`` only where it is the whole name:
+``known`` says nothing, ``known_hosts`` does.
 Functions and methods may be verbs: a word of ``VERBS`` is permitted at the head of their names.
 
 The bound names of a file are its module, functions, classes, parameters, assigned variables, attributes assigned on
@@ -19,6 +20,7 @@ import sys
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 PACKAGES = ("traced", "agents", "sandbox", "store", "tui")
@@ -69,6 +71,9 @@ _VERBS = """
 # More words of that kind; beside another word they may be terms (tau_bench, looks_like).
 _PRIVATE = "acting acts bench deed looks room"
 
+# Words that are fine apart and stood together for an established term: blocked, requested.
+BANNED_PAIRS = frozenset({("held", "up"), ("asked", "for")})
+
 BANNED = frozenset(_WORDS.split())
 VERBS = frozenset(_VERBS.split())
 BANNED_ALONE = VERBS.union(*(words.split() for words in (_PRONOUNS, _ADVERBS, _ADJECTIVES, _PARTICIPLES, _PRIVATE)))
@@ -97,14 +102,15 @@ class Name:
 
     @property
     def banned_word(self) -> str | None:
-        """The word that bans the name, None for a good name."""
+        """The word, or the pair of words, that bans the name; None for a good name."""
         if self.text in ALLOWED:
             return None
         words = [part.lower() for part in _PART.findall(self.text)]
         if self.function and words and words[0] in _FUNCTION_HEADS:
             words[0] = ""
         extra = BANNED_ALONE if len(words) == 1 else frozenset[str]()
-        return next((word for word in words if word in BANNED or word in extra), None)
+        pairs = (" ".join(pair) for pair in pairwise(words) if pair in BANNED_PAIRS)
+        return next((word for word in words if word in BANNED or word in extra), next(pairs, None))
 
 
 def names_in(path: Path) -> list[Name]:

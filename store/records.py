@@ -510,7 +510,7 @@ class AuditEntry:
 class TargetState:
     """Whether cycles of a target may start, and the time and cause of the last start.
 
-    ``asked_for`` is the cause of a pending request, ``cannot_begin`` the reason why a due cycle cannot start; each is
+    ``requested`` is the cause of a pending request, ``cannot_begin`` the reason why a due cycle cannot start; each is
     "" if there is none.
     """
 
@@ -519,5 +519,5 @@ class TargetState:
     paused_by: str = ""
     last_started_at: datetime | None = None
     last_cause: str = ""
-    asked_for: str = ""
+    requested: str = ""
     cannot_begin: str = ""

@@ -25,7 +25,7 @@ class TargetRow(Row, table=True):
     paused_by: str = Field(sa_type=FreeText)
     last_started_at: datetime | None = Field(default=None, sa_type=UtcTime)
     last_cause: str = Field(sa_type=Text)
-    asked_for: str = Field(sa_type=FreeText, sa_column_kwargs={"server_default": ""})
+    requested: str = Field(sa_type=FreeText, sa_column_kwargs={"name": "asked_for", "server_default": ""})
     cannot_begin: str = Field(sa_type=Text, sa_column_kwargs={"server_default": ""})
 
 

@@ -312,8 +312,8 @@ class RunningStage:
 class StoreStatus:
     """The newest cycles, all adapter versions and quarantined inputs, and what blocks cycles or awaits a decision.
 
-    ``held_up`` has the blocked stages of unfinished cycles, ``running`` the stages at work. ``paused`` maps each paused
-    target to who paused it, ``asked_for`` maps a target to the cause of a pending request, ``cannot_begin`` to the
+    ``blocked`` has the blocked stages of unfinished cycles, ``running`` the stages at work. ``paused`` maps each paused
+    target to who paused it, ``requested`` maps a target to the cause of a pending request, ``cannot_begin`` to the
     reason why a due cycle cannot start. ``fitting`` has the cycles with adapter versions, newest first. ``costs`` and
     ``patches`` are those of the newest cycles. ``compositions`` are JSON texts, newest first. ``canaries`` is the
     progress of each. ``failures`` are those of the newest cycles; ``started`` has the targets of which the service has
@@ -323,9 +323,9 @@ class StoreStatus:
     cycles: list[CycleStatus]
     adapters: list[AdapterStatus]
     quarantined: list[QuarantineStatus]
-    held_up: list[BlockedStage] = field(default_factory=list)
+    blocked: list[BlockedStage] = field(default_factory=list)
     paused: dict[str, str] = field(default_factory=dict)
-    asked_for: dict[str, str] = field(default_factory=dict)
+    requested: dict[str, str] = field(default_factory=dict)
     cannot_begin: dict[str, str] = field(default_factory=dict)
     fitting: list[str] = field(default_factory=list)
     router: RouterStatus = field(default_factory=RouterStatus)

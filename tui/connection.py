@@ -237,7 +237,7 @@ class ConnectedApp(App[None]):
             if not on_refused(reason):
                 self.notify(reason, severity="error", timeout=12, markup=False)
             return None
-        self.notify(sanitize_line(done.said, 400), markup=False)
+        self.notify(sanitize_line(done.message, 400), markup=False)
         self._refresh_status()
         return done
 

@@ -6,7 +6,7 @@
 
 Runs real cycles of the bundled model under ``traced up`` (small ones; ``place.SMALL``) and kills the service, its stage
 processes, trainers, engines, sandbox workers and the Docker engine (an own one, which needs root; without it neither
-workers nor the engine are killed). Inputs are parked after 100 failures instead of 3 here: a hundred kills are no
+workers nor the engine are killed). Inputs are quarantined after 100 failures instead of 3 here: a hundred kills are no
 evidence against an input. Afterwards ``violations`` counts what was lost, doubled, left half-written, unfinished or
 orphaned. Aims: all kills made, some of them in each of the first ``--cycles`` cycles; so many cycles finished, each but
 the first with adapters in its incumbent; and zero violations. In a campaign of 100 kills and more, also one of them at

@@ -173,7 +173,7 @@ def blocked_attempts(session: Session) -> list[Attempt]:
 def quarantine(session: Session, item: QuarantinedInput) -> None:
     """Quarantine an input; raises ``StoreConflict`` if the input is quarantined already."""
     if (existing := find_quarantined(session, item.key)) is not None:
-        raise StoreConflict(f"{item.key} is parked already, as {existing.id!r}")
+        raise StoreConflict(f"{item.key} is quarantined already, as {existing.id!r}")
     key = item.key
     row = QuarantineRow(
         id=item.id,

@@ -157,7 +157,7 @@ def resume_target(session: Session, name: str) -> TargetState:
 def record_cycle_request(session: Session, name: str, cause: str) -> None:
     """Record the cause of a request for a cycle until a cycle of the target starts; the first request is kept."""
     row = _target_row(session, name)
-    row.asked_for = row.asked_for or cause
+    row.requested = row.requested or cause
     session.add(row)
     session.flush()
 
@@ -176,7 +176,7 @@ def record_start(session: Session, name: str, *, cause: str, at: datetime) -> No
     The triggers of the target count from this time.
     """
     row = _target_row(session, name)
-    row.last_started_at, row.last_cause, row.asked_for = at, cause, ""
+    row.last_started_at, row.last_cause, row.requested = at, cause, ""
     row.cannot_begin = ""
     session.add(row)
     session.flush()
@@ -207,4 +207,4 @@ def _cycle(row: CycleRow) -> Cycle:
 
 def _target_row(session: Session, name: str) -> TargetRow:
     row = session.get(TargetRow, name)
-    return TargetRow(name=name, paused_by="", last_cause="", asked_for="", cannot_begin="") if row is None else row
+    return TargetRow(name=name, paused_by="", last_cause="", requested="", cannot_begin="") if row is None else row

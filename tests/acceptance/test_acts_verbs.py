@@ -29,7 +29,7 @@ KEY = InputKey("train", "error-recovery", "ab")
 
 @pytest.fixture
 def data_dir(tmp_path: Path) -> Path:
-    """A data directory with two adapter versions whose gates passed, and a training that is parked; nothing is due."""
+    """Two adapter versions whose gates passed, and a training that is quarantined; nothing is due."""
     directory = tmp_path / "traced-data"
     engine = open_store(sqlite_url(directory / "traced.db"))
     with write_session(engine) as session:
@@ -112,7 +112,8 @@ def test_decisions_are_the_same_with_a_daemon_and_without(traced: Traced, data_d
     )
     released = traced("release", "p3", "--reason", "more memory", "--json")
     assert (released.code, released.json["subject"], released.json["carries_on"]) == (0, "p3", None)
-    assert traced("status", "--json").json["parked"] == []
+    status = traced("status", "--json").json
+    assert (status["quarantined"], status["blocked"], status["requested"]) == ([], [], {})
     person = this_user()
     assert audit(data_dir) == [
         ("approve", ADAPTER, person, "good"),

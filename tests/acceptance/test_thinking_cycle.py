@@ -249,7 +249,7 @@ def test_a_model_analyses_and_writes_and_a_person_is_asked(tmp_path: Path, world
             "gate": SEEDS,
             "synthesize": 1,
         }
-        assert (status["parked"], status["held_up"]) == ([], [])
+        assert (status["quarantined"], status["blocked"]) == ([], [])
         chain = service.ask("explain", f"{NAME}@v1").out
         assert f"capability   {NAME}: {CANDIDATE['description']}" in chain
         assert "written by the llm synthesizer" in chain
@@ -267,7 +267,7 @@ def test_a_prompt_that_is_enough_is_offered_in_place_of_an_adapter_and_a_person_
     ):
         service.ask("cycle", "start")
         status = service.wait_until("waiting", "finished", "failed")
-        assert (status["cycles"][0]["state"], status["adapters"], status["parked"]) == ("finished", [], [])
+        assert (status["cycles"][0]["state"], status["adapters"], status["quarantined"]) == ("finished", [], [])
         [patch] = status["prompts"]
         assert (patch["capability"], patch["enough"], patch["decision"]) == (NAME, "a prompt is enough", "none")
         short_id, signature = patch["id"][:12], f"{this_user()}, on behalf of ann"

@@ -112,7 +112,7 @@ def test_the_newest_decision_on_a_prompt_counts_as_on_sqlite(engine: Engine, url
         save_chain(session)
         save_patch(session, FIXING)
         approve_prompt(session, Action("ann", "local", later(15), "it reads well"), FIXING.id[:8])
-        assert "before" in approve_prompt(session, Action("bob", "local", later(16)), FIXING.id).said
+        assert "before" in approve_prompt(session, Action("bob", "local", later(16)), FIXING.id).message
         tag = prompt_decisions(session)[FIXING.id].tag
         reject_prompt(session, Action("bob", "local", later(17), "half \0 \ud800"), FIXING.id, tag=tag)
     with read_session(engine) as session:

@@ -24,6 +24,12 @@ def test_a_tests_name_is_a_sentence_but_not_its_variables(tmp_path: Path) -> Non
     assert banned_in(tmp_path, "def test_what_was_said():\n    said = 1\n") == ["said"]
 
 
+def test_two_words_that_stand_for_an_established_term_are_banned_in_a_row() -> None:
+    names = ("held_up", "is_asked_for", "HeldUpView", "held_out", "up_to")
+    words = ["held up", "asked for", "held up", None, None]
+    assert [banned_names.Name(text, 1).banned_word for text in names] == words
+
+
 def test_environments_that_tests_read_as_data_are_left_out() -> None:
     files = [path.as_posix() for path in banned_names.python_files([Path("tests")])]
     assert "tests/unit/test_structure.py" in files

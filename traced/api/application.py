@@ -209,10 +209,10 @@ def _action_routes(control: Control, door: Door) -> APIRouter:
         """Reload the settings, as SIGHUP does."""
         return control.reload(caller, body)
 
-    @router.post("/parked/{parked_id}/release", dependencies=decision)
-    def release(parked_id: str, body: Reason, caller: AuthenticatedCaller) -> Done:
+    @router.post("/quarantined/{input_id}/release", dependencies=decision)
+    def release(input_id: str, body: Reason, caller: AuthenticatedCaller) -> Done:
         """Release a quarantined input: the service retries it."""
-        return control.decide(caller, body, partial(decisions.release, parked_id=parked_id))
+        return control.decide(caller, body, partial(decisions.release, input_id=input_id))
 
     return router
 

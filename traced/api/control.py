@@ -152,8 +152,8 @@ class Control:
                 cycles=queries.cycles(session),
                 adapters=adapters,
                 waiting=queries.waiting(adapters),
-                parked=queries.quarantined_inputs(session),
-                held_up=queries.held_up(session),
+                quarantined=queries.quarantined_inputs(session),
+                blocked=queries.blocked_stages(session),
             )
 
     def cycles(self, limit: int) -> list[CycleView]:
@@ -171,7 +171,7 @@ class Control:
         with read_session(self.store) as session:
             return queries.adapters(session)
 
-    def parked(self) -> list[QuarantinedInputView]:
+    def quarantined(self) -> list[QuarantinedInputView]:
         """Return the quarantined inputs, newest first, each with its failed attempts as evidence."""
         with read_session(self.store) as session:
             return queries.quarantined_inputs(session, with_evidence=True)
@@ -238,7 +238,7 @@ class Control:
         decisions.record(session, action, "start", self.target)
         unfinished = list_cycles(session, target=self.target, states=UNFINISHED_STATES, limit=1)
         condition = "".join(f" once {cycle.id} has ended (now: {cycle.state.value})" for cycle in unfinished)
-        return Done(said=f"a cycle of {self.target} starts{condition}", subject=self.target)
+        return Done(message=f"a cycle of {self.target} starts{condition}", subject=self.target)
 
     async def pause(self, caller: Caller, request: Reason) -> Done:
         """Pause the target and stop its running cycle at the next safe point; no cycle begins until ``resume``."""
@@ -254,7 +254,7 @@ class Control:
         if get_target_state(session, self.target).paused_at is None:
             pause_target(session, self.target, actor=action.signature, at=action.at)
             decisions.record(session, action, "pause", self.target)
-        return Done(said=f"{self.target} is paused", subject=self.target)
+        return Done(message=f"{self.target} is paused", subject=self.target)
 
     def _is_paused(self) -> bool:
         with read_session(self.store) as session:
@@ -270,7 +270,7 @@ class Control:
         if get_target_state(session, self.target).paused_at is not None:
             resume_target(session, self.target)
             decisions.record(session, action, "resume", self.target)
-        return Done(said=f"{self.target} is resumed", subject=self.target)
+        return Done(message=f"{self.target} is resumed", subject=self.target)
 
     async def cancel(self, caller: Caller, cycle_id: str, request: Reason) -> Done:
         """Cancel an unfinished cycle, which cannot be resumed; raises ``NoSuchThing``, or ``Busy`` if it has ended."""
@@ -303,7 +303,7 @@ class Control:
         is_first = decision == TrainingStop(action.signature, action.at, action.reason)
         status = "is stopped" if is_first else f"was stopped before: {decision.message}"
         outcome = await asyncio.to_thread(self._describe_outcome, run_id)
-        return Done(said=f"the training of {run.capability} {status}; {outcome}", subject=run_id)
+        return Done(message=f"the training of {run.capability} {status}; {outcome}", subject=run_id)
 
     def _training_run(self, run_id: str) -> TrainingRun:
         with read_session(self.store) as session:
@@ -440,7 +440,7 @@ class Control:
         score = await self.playing.end(caller.who, episode)
         score_text = f"; reward {score.reward:g}, {'success' if score.success else 'no success'}" if score else ""
         detail = {"score": score.model_dump()} if score else {}
-        return Done(said=f"the episode has ended{score_text}", subject=episode, detail=detail)
+        return Done(message=f"the episode has ended{score_text}", subject=episode, detail=detail)
 
     def reload(self, caller: Caller, request: Reason) -> Done:
         """Reload the settings; errors of reading them are raised, and then the previous settings stay in use."""
@@ -459,7 +459,7 @@ class Control:
         changed = f"changed: {', '.join(changes.changed) or 'nothing'}"
         waiting = f"; after a restart: {', '.join(changes.needs_restart)}" if changes.needs_restart else ""
         return Done(
-            said=f"the settings were reloaded; {changed}{waiting}",
+            message=f"the settings were reloaded; {changed}{waiting}",
             subject="settings",
             detail={"changed": changes.changed, "refused": changes.needs_restart},
         )

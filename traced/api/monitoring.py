@@ -145,9 +145,9 @@ class _Metrics(Collector):
         yield GaugeMetricFamily(
             "traced_live_adapters", "adapters that take all traffic of their capability", value=live
         )
-        yield GaugeMetricFamily("traced_parked_inputs", "quarantined inputs", value=len(status.parked))
+        yield GaugeMetricFamily("traced_quarantined_inputs", "quarantined inputs", value=len(status.quarantined))
         yield GaugeMetricFamily(
-            "traced_held_up_stages", "stages blocked by the infrastructure", value=len(status.held_up)
+            "traced_blocked_stages", "stages blocked by the infrastructure", value=len(status.blocked)
         )
         yield from self._store_metrics()
 

@@ -32,9 +32,9 @@ from store.types import awaits_decision
 from traced.api.errors import Crowded
 from traced.client.models import (
     AdapterView,
+    BlockedStageView,
     CostView,
     CycleView,
-    HeldUpView,
     LiveStepView,
     QuarantinedInputView,
     StageView,
@@ -144,10 +144,10 @@ def quarantined_inputs(session: Session, *, with_evidence: bool = False) -> list
     ]
 
 
-def held_up(session: Session) -> list[HeldUpView]:
+def blocked_stages(session: Session) -> list[BlockedStageView]:
     """Return the stages of unfinished cycles that the infrastructure blocks."""
     return [
-        HeldUpView(
+        BlockedStageView(
             cycle_id=attempt.cycle_id,
             stage=attempt.key.stage,
             capability=attempt.key.capability,

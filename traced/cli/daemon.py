@@ -78,7 +78,7 @@ def _print_done(done: "Done", as_json: bool) -> None:
     if as_json:
         print_json(done.model_dump())
     else:
-        console.print(f"{done.said}. Next: traced status", highlight=False)
+        console.print(f"{done.message}. Next: traced status", highlight=False)
 
 
 System = Annotated[

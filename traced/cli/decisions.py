@@ -263,7 +263,7 @@ def rollback(
 
 
 def release(
-    parked: Annotated[
+    input_id: Annotated[
         str, typer.Argument(metavar="INPUT", help="Id of the quarantined input (traced status).", show_default=False)
     ],
     *,
@@ -276,8 +276,8 @@ def release(
     """Release a quarantined input: the service retries it."""
     done = decide(
         read_settings(data_dir, overrides),
-        lambda client: client.release(parked, reason, who),
-        lambda session, action: decisions.release(session, action, parked),
+        lambda client: client.release(input_id, reason, who),
+        lambda session, action: decisions.release(session, action, input_id),
         who=who,
         reason=reason,
     )
@@ -339,4 +339,4 @@ def _print(as_json: bool, done: Done, next_step: str = "") -> None:
         print_json({**report, **report.pop("detail")})
         return
     ending = f"Next: {next_step}" if next_step else f"Live: {', '.join(done.live) or 'the base model only'}"
-    console.print(f"{sanitize_line(done.said)}. {ending}", highlight=False, markup=False)
+    console.print(f"{sanitize_line(done.message)}. {ending}", highlight=False, markup=False)

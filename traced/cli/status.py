@@ -245,14 +245,14 @@ def _as_json(state: StoreStatus, directory: Path) -> dict[str, Any]:
         "adapters": _adapter_rows(state),
         "live": state.live,
         "waiting": state.waiting,
-        "parked": state.quarantined,
-        "held_up": state.held_up,
+        "quarantined": state.quarantined,
+        "blocked": state.blocked,
         "running": state.running,
         "canaries": state.canaries,
         "costs": state.costs,
         "prompts": state.patches,
         "paused": state.paused,
-        "asked_for": state.asked_for,
+        "requested": state.requested,
         "cannot_begin": state.cannot_begin,
         "failures": state.failures,
     }
@@ -271,14 +271,14 @@ def _cycle_lines(state: StoreStatus) -> Iterator[str]:
         if patch.enough == PROMPT_SUFFICES:
             yield _offer(patch)
     yield from map(_progress_line, state.running)
-    for target, cause in state.asked_for.items():
+    for target, cause in state.requested.items():
         condition = "It starts when no cycle is unfinished, the service runs and the target is not paused"
         yield f"Pending: a cycle of {target}, {cause}. {condition}"
     for target, cause in state.cannot_begin.items():
         yield f"A cycle of {target} is due but cannot start: {cause}"
     for target, actor in state.paused.items():
         yield f"Paused: {target}, by {actor}. To resume: traced resume"
-    for stage in state.held_up:
+    for stage in state.blocked:
         subject = f"{stage.stage} of {stage.capability or stage.cycle} ({stage.reason})"
         yield f"Blocked: {subject}. The service retries it; to find the cause: traced doctor"
     for adapter in state.adapters:

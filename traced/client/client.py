@@ -86,9 +86,9 @@ class Client:
         """Return all devices: current load, whether a training could start, and the lease."""
         return await self._daemon.get("/devices", Devices)
 
-    async def parked(self) -> list[QuarantinedInputView]:
+    async def quarantined(self) -> list[QuarantinedInputView]:
         """Return the quarantined inputs with the evidence, newest first."""
-        return await self._daemon.list("/parked", QuarantinedInputView)
+        return await self._daemon.list("/quarantined", QuarantinedInputView)
 
     async def audit(self, limit: int = 100) -> list[AuditView]:
         """Return the audit log, newest first."""
@@ -145,9 +145,9 @@ class Client:
         """Make the service reload its settings."""
         return await self._daemon.post("/reload", Reason(reason=reason, who=actor))
 
-    async def release(self, parked_id: str, reason: str = "", actor: str = "") -> Done:
+    async def release(self, input_id: str, reason: str = "", actor: str = "") -> Done:
         """Release a quarantined input: the service retries it."""
-        return await self._daemon.post(f"/parked/{part(parked_id)}/release", Reason(reason=reason, who=actor))
+        return await self._daemon.post(f"/quarantined/{part(input_id)}/release", Reason(reason=reason, who=actor))
 
     async def last_events(
         self, limit: int = 100, before: int | None = None, kind: str = "", text: str = ""

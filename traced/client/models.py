@@ -6,7 +6,7 @@ Invariants: times are in UTC; rates are in [0, 1]. A new version only adds field
 from datetime import datetime
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field
 
 Role = Literal["local", "viewer", "operator", "admin"]
 Policy = Literal["immediate", "canary", "shadow"]  # how an approved adapter goes live
@@ -85,14 +85,14 @@ class AdapterView(Model):
 
 
 class TargetView(Model):
-    """Whether cycles of the target may begin, what began the last one, and why another was asked for."""
+    """Whether cycles of the target may begin, what began the last one, and the cause of a pending request."""
 
     name: str
     paused_at: datetime | None
     paused_by: str
     last_started_at: datetime | None
     last_cause: str
-    asked_for: str = ""
+    requested: str = ""
     cannot_begin: str = ""
     next_at: datetime | None = None
 
@@ -110,8 +110,8 @@ class QuarantinedInputView(Model):
     evidence: dict[str, Any] = Field(default={}, description="the failed attempts; empty in a status")
 
 
-class HeldUpView(Model):
-    """A stage whose last attempt could not do its work for a reason outside of it; it is tried again by itself."""
+class BlockedStageView(Model):
+    """A stage whose last attempt was blocked by an external cause (Docker down, disk full); the service retries it."""
 
     cycle_id: str
     stage: str
@@ -182,8 +182,8 @@ class Status(Model):
     cycles: list[CycleView]
     adapters: list[AdapterView]
     waiting: list[str] = Field(description="adapters with a pending decision")
-    parked: list[QuarantinedInputView] = Field(default=[], description="quarantined inputs")
-    held_up: list[HeldUpView] = Field(
+    quarantined: list[QuarantinedInputView] = Field(default=[], description="quarantined inputs")
+    blocked: list[BlockedStageView] = Field(
         default=[], description="stages blocked by the infrastructure, e.g. by Docker or a full disk"
     )
 
@@ -244,7 +244,8 @@ class Approval(DecisionRequest):
 class Done(Model):
     """What an act has changed, as one sentence, with the ids that it concerned."""
 
-    said: str
+    # A response that version 0.1.0 has stored for a repeated request has the message as "said".
+    message: str = Field(validation_alias=AliasChoices("message", "said"))
     subject: str
     live: list[str] = []
     detail: dict[str, Any] = Field(default={}, description="the stored rows of the action")

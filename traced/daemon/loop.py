@@ -70,7 +70,7 @@ from traced.notifications.messages import (
     announce,
     approval_needed,
     cycle_failed,
-    daemon_held_up,
+    daemon_blocked,
     input_quarantined,
 )
 from traced.pipeline.context import Context
@@ -242,7 +242,7 @@ class CycleLoop:
             for cycle in unfinished:
                 if cycle.state is not CycleState.WAITING or not _awaits_people(session, cycle):
                     return cycle, ""
-        return None, ("" if unfinished else target_state.asked_for or self._requested_cause)
+        return None, ("" if unfinished else target_state.requested or self._requested_cause)
 
     def _can_collect(self, cycle: Cycle) -> bool:
         """Whether an unfinished cycle can go on; store the reason if its collection waits for conversations."""
@@ -302,7 +302,7 @@ class CycleLoop:
             with write_session(self.store) as session:
                 record_start_blocker(session, name, reason)
                 if started_at is not None:
-                    message = daemon_held_up(BEGINNING, reason, error.hint or "traced doctor", started_at)
+                    message = daemon_blocked(BEGINNING, reason, error.hint or "traced doctor", started_at)
                     announce(session, message, self.settings.notify.names, at=at)
 
     def _create_cycle(self, settings: Settings, cause: str) -> Cycle | None:
@@ -418,7 +418,7 @@ class CycleLoop:
         self.live_state.tell(ACTIVITY, ACTIVITY, self.now(), {"stages": list(self.running_stages)}, self.running)
 
     async def _announce_outage(self, stage: str, reason: str, started_at: datetime) -> None:
-        message = daemon_held_up(stage, reason, "traced doctor", started_at)
+        message = daemon_blocked(stage, reason, "traced doctor", started_at)
         try:
             await self.ledger.transaction(
                 lambda session: announce(session, message, self.settings.notify.names, at=self.now())

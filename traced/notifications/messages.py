@@ -38,7 +38,7 @@ def approval_needed(adapter: str, gate_id: str) -> Message:
 def input_quarantined(input_id: str, stage: str, subject: str, reason: str) -> Message:
     """Return the notice that an input failed too often and is quarantined."""
     text = f"{stage} of {subject or 'the cycle'} failed too often and is quarantined: {reason}"
-    return Message("parked", subject or stage, text, f"traced release {input_id}", f"parked:{input_id}")
+    return Message("quarantined", subject or stage, text, f"traced release {input_id}", f"quarantined:{input_id}")
 
 
 def adapter_quarantined(adapter: str, reason: str, at: datetime) -> Message:
@@ -63,7 +63,7 @@ def cycle_failed(cycle_id: str, reason: str, at: datetime) -> Message:
     return Message("cycle-failed", cycle_id, f"Cycle {cycle_id} failed: {reason}", "traced status", key)
 
 
-def daemon_held_up(subject: str, reason: str, command: str, started_at: datetime) -> Message:
+def daemon_blocked(subject: str, reason: str, command: str, started_at: datetime) -> Message:
     """Return the notice that the daemon waits since ``started_at`` for a person to repair something (Docker, disk)."""
     key = f"trouble:{subject}:{started_at.isoformat(timespec='seconds')}"
     return Message("trouble", subject, f"The daemon cannot continue with {subject}: {reason}", command, key)

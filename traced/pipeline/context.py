@@ -139,7 +139,7 @@ class Context:
             UserUnavailable: The user's model is not configured completely.
         """
         async with (
-            self._user(is_asked_for=self.target.description.user == MODEL_USER) as user,
+            self._user(is_requested=self.target.description.user == MODEL_USER) as user,
             self.target.source(user) as source,
         ):
             yield source
@@ -161,10 +161,10 @@ class Context:
 
     def environment_user(self, source_code: str) -> AbstractAsyncContextManager[User | None]:
         """Open the model of ``[target.user]`` if a synthetic environment asks for it; raises ``UserUnavailable``."""
-        return self._user(is_asked_for=asks_for_model(source_code))
+        return self._user(is_requested=asks_for_model(source_code))
 
-    def _user(self, *, is_asked_for: bool) -> AbstractAsyncContextManager[User | None]:
-        if not is_asked_for:
+    def _user(self, *, is_requested: bool) -> AbstractAsyncContextManager[User | None]:
+        if not is_requested:
             return nullcontext()
         # Imported here because the client library takes a second, which only such episodes need.
         from traced.llm.connection import StoreLedger

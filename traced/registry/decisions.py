@@ -130,7 +130,7 @@ def approve(
     if trial is not None and trial.adapter in entries and trial.adapter != adapter:
         message += f"; {trial.adapter} is no longer on trial"
     detail = {"decision": _approval_fields(state, changes), "promotion": asdict(promotion)}
-    return Done(said=message, subject=adapter, live=live, detail=detail)
+    return Done(message=message, subject=adapter, live=live, detail=detail)
 
 
 def reject(session: Session, action: Action, adapter: str, *, tag: str = "") -> Done:
@@ -141,7 +141,7 @@ def reject(session: Session, action: Action, adapter: str, *, tag: str = "") -> 
     if changes:
         record(session, action, "reject", adapter, live=live)
     detail = {"decision": _approval_fields(state, changes)}
-    return Done(said=f"{adapter} is rejected", subject=adapter, live=live, detail=detail)
+    return Done(message=f"{adapter} is rejected", subject=adapter, live=live, detail=detail)
 
 
 def more_episodes(session: Session, action: Action, adapter: str, rounds: int, *, tag: str = "") -> Done:
@@ -156,7 +156,7 @@ def more_episodes(session: Session, action: Action, adapter: str, rounds: int, *
         message = f"the gate of {adapter} runs round {request.look} on more episodes; decide on {adapter} afterwards"
     else:
         message = f"{request.who} requested more episodes for {adapter} before, on {request.at:%Y-%m-%d at %H:%M} UTC"
-    return Done(said=message, subject=adapter, live=live, detail={"asked": asdict(request)})
+    return Done(message=message, subject=adapter, live=live, detail={"asked": asdict(request)})
 
 
 def roll_back(session: Session, action: Action, adapter: str | None, *, tag: str = "", model: str = "") -> Done:
@@ -180,7 +180,7 @@ def roll_back(session: Session, action: Action, adapter: str | None, *, tag: str
         message = f"{name} was rolled back before ({entry_text(state.log.newest[name])})"
         if adapter is None and live:
             message += "; to roll back another version, name it"
-    return Done(said=message, subject=name, live=live, detail={"rolled_back": name, "restored": restored})
+    return Done(message=message, subject=name, live=live, detail={"rolled_back": name, "restored": restored})
 
 
 def approve_prompt(session: Session, action: Action, patch: str, *, tag: str = "") -> Done:
@@ -200,28 +200,27 @@ def cancel(session: Session, action: Action, cycle_id: str) -> Done:
         raise PromotionError(f"cycle {cycle_id} is already {state.value}", hint="traced status")
     set_cycle_state(session, cycle_id, CycleState.CANCELLED, at=action.at)
     record(session, action, "cancel", cycle_id, cycle_id=cycle_id)
-    return Done(said=f"{cycle_id} is cancelled", subject=cycle_id)
+    return Done(message=f"{cycle_id} is cancelled", subject=cycle_id)
 
 
-def release(session: Session, action: Action, parked_id: str) -> Done:
+def release(session: Session, action: Action, input_id: str) -> Done:
     """Release a quarantined input; a cycle that failed because of it continues."""
-    quarantined = attempts.get_quarantined(session, parked_id)
+    quarantined = attempts.get_quarantined(session, input_id)
     subject = quarantined.key.subject
     if quarantined.released_at is not None:
-        message = f"{parked_id} ({subject}) was released before, by {quarantined.released_by}"
-        return Done(said=message, subject=parked_id, detail={"carries_on": None})
-    attempts.release_quarantined(session, parked_id, actor=action.signature, at=action.at)
+        message = f"{input_id} ({subject}) was released before, by {quarantined.released_by}"
+        return Done(message=message, subject=input_id, detail={"carries_on": None})
+    attempts.release_quarantined(session, input_id, actor=action.signature, at=action.at)
     carries_on = None
     # A quarantined input of a capability has ended that capability only; its cycle went on.
     if not quarantined.key.capability and get_cycle(session, quarantined.cycle_id).state is CycleState.FAILED:
         set_cycle_state(session, quarantined.cycle_id, CycleState.INTERRUPTED, at=action.at)
         carries_on = quarantined.cycle_id
-    record(session, action, "release", parked_id, cycle_id=quarantined.cycle_id, what=subject, carries_on=carries_on)
+    record(session, action, "release", input_id, cycle_id=quarantined.cycle_id, what=subject, carries_on=carries_on)
     without_retry = "its cycle continued without it, a later cycle retries the capability"
     consequence = f"{carries_on} is resumed" if carries_on else without_retry
-    return Done(
-        said=f"{parked_id} ({subject}) is released; {consequence}", subject=parked_id, detail={"carries_on": carries_on}
-    )
+    message = f"{input_id} ({subject}) is released; {consequence}"
+    return Done(message=message, subject=input_id, detail={"carries_on": carries_on})
 
 
 def start_approved(
@@ -310,7 +309,7 @@ def _decide_on_prompt(session: Session, action: Action, digits: str, kind: str, 
     model = get_cycle(session, patch.cycle_id).model
     live = [promotion.adapter for promotion in live_adapters(session, model)]
     detail = {**evidence, "decision": asdict(prompt_decision)}
-    return Done(said=message, subject=patch.id, live=live, detail=detail)
+    return Done(message=message, subject=patch.id, live=live, detail=detail)
 
 
 def _check_sufficient(session: Session, patch: PromptPatch) -> None:

@@ -30,7 +30,9 @@ PAGE, MAX_EVENTS = 300, 1000  # events of one request, and the most that are hel
 NEAR = 5  # rows from the top at which older events are requested
 VALUE = 2000  # maximum characters of one value in the pane
 EMPTY: tuple[Any, ...] = (None, "", [], {})
-BAD, GOOD, NOTABLE = ("fail", "parked", "cannot"), ("finished", "approve"), ("waiting", "reject", "pause", "rollback")
+# Parts of event kinds, by colour.
+BAD, GOOD = ("fail", "quarantined", "cannot"), ("finished", "approve")
+NOTABLE = ("waiting", "reject", "pause", "rollback")
 
 
 class Log(Live):
@@ -141,7 +143,7 @@ class Log(Live):
 
     def _put(self) -> None:
         table = self.query_one("#events", Events)
-        self._rows = {seq: self._rows.get(seq) or _row(event) for seq, event in self._events.items()}
+        self._rows = {seq: self._rows.get(seq) or event_row(event) for seq, event in self._events.items()}
         table.put(list(self._rows.values()))
         if self._is_following and self._events:
             table.point_at(str(next(reversed(self._events))))
@@ -248,7 +250,8 @@ class Events(Lines):
     BINDINGS: ClassVar[list[BindingType]] = [Binding("end,ctrl+end,G", "screen.follow(True)", "Newest", show=False)]
 
 
-def _row(event: EventView) -> Row:
+def event_row(event: EventView) -> Row:
+    """Return the row of an event; the colour of its kind tells failures, notable events and successes apart."""
     values = {name: value for name, value in event.detail.items() if name != "capability" and value not in EMPTY}
     detail = ", ".join(f"{name} {_compact_json(value)}" for name, value in values.items())
     subject = f"{event.subject} {event.detail.get('capability') or ''}".strip()

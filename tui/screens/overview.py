@@ -248,18 +248,18 @@ class Overview(Live):
                 f"{item.stage} {item.capability}",
                 f"failed {item.tried} times: {item.reason}",
             )
-            for item in status.parked
+            for item in status.quarantined
         ]
         if status.target.cannot_begin:
             waits.append(("begin", "! repair", "the next cycle cannot start", status.target.cannot_begin))
         waits += [
             (
-                f"held {item.cycle_id} {item.stage} {item.capability}",
+                f"blocked {item.cycle_id} {item.stage} {item.capability}",
                 "· blocked",
                 f"{item.stage} {item.capability}",
                 item.reason,
             )
-            for item in status.held_up
+            for item in status.blocked
         ]
         rows = [
             Row(
@@ -330,12 +330,14 @@ class Overview(Live):
         elif action == "release":
             self._release(subject)
         else:
-            self.app.go("log", subject.split(" ")[-1] if action == "held" else status.target.name)
+            self.app.go("log", subject.split(" ")[-1] if action == "blocked" else status.target.name)
 
     def _release(self, attempt_id: str) -> None:
         """Retry a stage that failed too often, after a confirmation."""
         status = self._live_data.status
-        attempt = next((attempt for attempt in status.parked if attempt.id == attempt_id), None) if status else None
+        attempt = (
+            next((attempt for attempt in status.quarantined if attempt.id == attempt_id), None) if status else None
+        )
         if attempt is None:
             return
         if self.app.read_only:
@@ -379,6 +381,6 @@ def _none_yet(status: Status) -> str:
 
 
 def _next(status: Status) -> str:
-    if status.target.asked_for:
-        return f"; the next is pending ({sanitize_line(status.target.asked_for, 40)})"
+    if status.target.requested:
+        return f"; the next is pending ({sanitize_line(status.target.requested, 40)})"
     return f"; the next at {status.target.next_at:%d %b %H:%M}" if status.target.next_at else ""

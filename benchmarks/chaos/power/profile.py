@@ -149,7 +149,7 @@ def cut_cycles(store: str, points: int, seed: int, cycles: int, log: Callable[[s
 
 async def _go_on(place: CyclePlace) -> None:
     is_unfinished = any(cycle.state not in workloads.END_STATES for cycle in place.cycles())
-    if is_unfinished or place.control.status().target.asked_for:
+    if is_unfinished or place.control.status().target.requested:
         async with asyncio.timeout(CYCLE_S):
             await workloads.finish_cycle(place)
 

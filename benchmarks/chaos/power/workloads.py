@@ -103,7 +103,7 @@ async def _decide(place: Place, recording: Recording, rng: random.Random, deadli
                 case = await client.approvals.case(adapter.name)
                 done = await decision(adapter.name, reason, tag=case.tag)
                 # An act that finds its result already there changes nothing.
-                if done.detail.get("decision", {}).get("reason", reason) == reason and "before" not in done.said:
+                if done.detail.get("decision", {}).get("reason", reason) == reason and "before" not in done.message:
                     recording.acknowledge("act", reason)
             await asyncio.sleep(PAUSE_S)
 

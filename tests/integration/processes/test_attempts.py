@@ -1,4 +1,4 @@
-"""Attempts in a real store, made by real children: retried, waited for, parked, released, and found after a kill -9."""
+"""Attempts in a real store, made by real children: retried, awaited, quarantined, released, found after a kill -9."""
 
 import asyncio
 import os

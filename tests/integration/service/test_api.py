@@ -51,8 +51,10 @@ async def test_every_act_is_audited_with_who_and_why(control: Control, path: Pat
             assert (await client.roll_back(ADAPTER, reason="complaints")).live == []
             tag = (await client.approvals.case(ADAPTER)).tag
             assert (await client.approve(ADAPTER, reason="looked at it", tag=tag)).live == [ADAPTER]
-            assert (await client.start_cycle("now")).said == "a cycle of desk starts once c1 has ended (now: running)"
-            assert (await client.status()).target.asked_for == f"requested by {this_user()}"
+            assert (
+                await client.start_cycle("now")
+            ).message == "a cycle of desk starts once c1 has ended (now: running)"
+            assert (await client.status()).target.requested == f"requested by {this_user()}"
             await client.pause("holidays")
             assert (await client.status()).target.paused_by == this_user()
             assert "paused" in (await expect_refusal(client.start_cycle())).message
@@ -70,7 +72,7 @@ async def test_every_act_is_audited_with_who_and_why(control: Control, path: Pat
     assert loop.calls == ["wake"] * 4
 
 
-async def test_a_parked_input_is_shown_and_released_and_its_cycle_goes_on(
+async def test_a_quarantined_input_is_shown_and_released_and_its_cycle_goes_on(
     control: Control, path: Path, loop: RecordingLoop
 ) -> None:
     key = InputKey("collect", "", "ab")
@@ -79,16 +81,16 @@ async def test_a_parked_input_is_shown_and_released_and_its_cycle_goes_on(
         begin_attempt(session, "c1", key, holder="h", at=T0)
         quarantine(session, QuarantinedInput("p1", "c1", key, "3 attempts failed", {"until_seq": 1}, T0))
     async with serve_api(control, path) as client:
-        [quarantined_input] = await client.parked()
+        [quarantined_input] = await client.quarantined()
         assert (quarantined_input.id, quarantined_input.stage, quarantined_input.tried, quarantined_input.evidence) == (
             "p1",
             "collect",
             1,
             {"until_seq": 1},
         )
-        assert [(item.id, item.evidence) for item in (await client.status()).parked] == [("p1", {})]
+        assert [(item.id, item.evidence) for item in (await client.status()).quarantined] == [("p1", {})]
         assert (await client.release("p1", "more disk", actor="ann")).detail == {"carries_on": "c1"}
-        assert await client.parked() == []
+        assert await client.quarantined() == []
         assert [cycle.state for cycle in await client.cycles()] == ["interrupted"]
         [entry] = await client.audit()
         assert (entry.who, entry.detail["on_behalf_of"], entry.reason) == (this_user(), "ann", "more disk")
@@ -119,7 +121,7 @@ async def test_settings_are_read_again_and_audited(control: Control, path: Path,
         [entry] = await client.audit()
         assert (entry.who, entry.action, entry.reason) == (this_user(), "reload", "less disk")
         assert entry.detail["changed"] == {"retention.logs_days": [30, 7]}
-        summary, message = done.said, error.message
+        summary, message = done.message, error.message
     changed, later = "retention.logs_days", "executor.failures"
     assert summary == f"the settings were reloaded; changed: {changed}; after a restart: {later}"
     assert "retention.logs_days = -1" in message

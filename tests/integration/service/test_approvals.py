@@ -170,7 +170,7 @@ async def test_more_episodes_are_asked_for_by_operators_and_once(
     async with serve_api(control, path) as client:
         done = await client.approvals.more_episodes(case, "too few")
         assert done.detail["asked"]["look"] == 3
-        assert "before" in (await client.approvals.more_episodes(case, "me too")).said
+        assert "before" in (await client.approvals.more_episodes(case, "me too")).message
         request = (await client.approvals.case(seeded.waiting)).asked
         assert request is not None
         assert (request.look, request.reason) == (3, "too few")

@@ -132,7 +132,7 @@ async def test_whatever_is_looked_for_is_shown_or_refused_in_words(control: Cont
 async def test_whatever_is_sent_is_done_or_refused_in_words(control: Control, path: Path) -> None:
     paths = {name: methods for name, methods in describe_paths(control).items() if "post" in methods}
     calls = [("POST", url, '{"seed": 1}') for url in urls(paths, "post")]
-    unknown = dict.fromkeys(("cycle_id", "environment", "episode", "parked_id"), "x")
+    unknown = dict.fromkeys(("cycle_id", "environment", "episode", "input_id"), "x")
     calls += [("POST", name.format(**VALID_VALUES, **unknown), body) for name in paths for body in BODIES]
     assert len(calls) > 200
     assert await faults(control, path, calls) == []

@@ -72,7 +72,7 @@ async def test_a_cycle_runs_in_order_waits_for_a_person_and_carries_on(
 async def test_who_waits_for_a_person_begins_no_other_cycle(place: Place) -> None:
     place.control.start(ADA, Reason())
     first = await place.run_until(*WAITING)
-    summary = place.control.start(ADA, Reason(reason="again")).said
+    summary = place.control.start(ADA, Reason(reason="again")).message
     assert summary == f"a cycle of desk starts once {first.id} has ended (now: waiting)"
     await place.run_until(CycleState.WAITING)
     assert len(place.cycles()) == 1
@@ -112,7 +112,7 @@ async def test_a_cycle_that_was_asked_for_begins_after_a_restart_and_once(place:
     await place.run_until(*END_STATES)
     second = await place.run_until(CycleState.WAITING)
     assert second.seed == first.seed + 1
-    assert place.control.status().target.asked_for == ""
+    assert place.control.status().target.requested == ""
     assert len(place.cycles()) == 2
 
 
@@ -146,7 +146,7 @@ async def test_cancelled_it_ends_for_good_and_the_next_one_may_begin(place: Plac
     assert new.seed == old.seed + 1
 
 
-async def test_a_capability_that_is_parked_ends_and_the_cycle_goes_on_without_it(place: Place) -> None:
+async def test_a_capability_that_is_quarantined_ends_and_the_cycle_goes_on_without_it(place: Place) -> None:
     place.scripted.ends["train alpha"] = [CRASHED] * 3
     place.control.start(ADA, Reason())
     await place.run_until(*WAITING)
@@ -157,7 +157,7 @@ async def test_a_capability_that_is_parked_ends_and_the_cycle_goes_on_without_it
     with read_session(place.store) as session:
         (quarantined_input,) = list_quarantined(session)
         notices = due_notices(session, ["tell"], at=T0 + timedelta(days=2), longest_wait=timedelta(days=9))
-        assert [notice.body["command"] for notice in notices if notice.body["kind"] == "parked"] == [
+        assert [notice.body["command"] for notice in notices if notice.body["kind"] == "quarantined"] == [
             f"traced release {quarantined_input.id}"
         ]
         reasons = [
@@ -167,7 +167,7 @@ async def test_a_capability_that_is_parked_ends_and_the_cycle_goes_on_without_it
     assert quarantined_input.id in reasons[0]
 
 
-async def test_a_stage_of_the_whole_cycle_that_is_parked_fails_the_cycle(place: Place) -> None:
+async def test_a_stage_of_the_whole_cycle_that_is_quarantined_fails_the_cycle(place: Place) -> None:
     place.scripted.ends["analyze"] = [CRASHED] * 3
     place.control.start(ADA, Reason())
     failed = await place.run_until(*WAITING)
@@ -181,7 +181,7 @@ async def test_a_stage_of_the_whole_cycle_that_is_parked_fails_the_cycle(place: 
             notice.body["kind"]
             for notice in due_notices(session, ["tell"], at=T0 + timedelta(days=2), longest_wait=timedelta(days=9))
         ]
-    assert notices[:2] == ["parked", "cycle-failed"]
+    assert notices[:2] == ["quarantined", "cycle-failed"]
 
 
 async def test_what_surrounds_a_stage_is_waited_for(place: Place) -> None:

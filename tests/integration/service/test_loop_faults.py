@@ -59,7 +59,7 @@ async def test_what_keeps_a_cycle_from_beginning_is_shown_and_told_until_it_is_m
         assert await place.loop._next_cycle(pending_future()) is None
     view = place.control.status().target
     assert "nowhere" in view.cannot_begin
-    assert view.asked_for == "requested by ada"
+    assert view.requested == "requested by ada"
     place.loop.settings = settings
     await place.run_until(*WAITING)
     assert place.control.status().target.cannot_begin == ""
@@ -78,7 +78,7 @@ async def test_a_cycle_that_would_have_no_language_model_to_ask_is_refused_to_wh
     place.loop.settings = place.control.settings = thinking
     with pytest.raises(LlmError, match=r"analysis\.analyst=llm needs a language model: the setting llm.model is empty"):
         place.control.start(ADA, Reason())
-    assert place.control.status().target.asked_for == ""
+    assert place.control.status().target.requested == ""
     place.loop.request_cycle("a trigger")
     assert await place.loop._next_cycle(pending_future()) is None
     assert "the setting llm.model is empty" in place.control.status().target.cannot_begin
@@ -157,7 +157,7 @@ async def test_a_service_that_drains_stops_the_check_and_begins_the_cycle_later(
     place.control.start(ADA, Reason())
     await asyncio.wait_for(place.stop_at("preflight"), 20)
     assert place.cycles() == []
-    assert place.control.status().target.asked_for == "requested by ada"
+    assert place.control.status().target.requested == "requested by ada"
 
 
 @pytest.mark.slow  # the child imports transformers

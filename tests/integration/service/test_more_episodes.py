@@ -25,7 +25,7 @@ def request_more_episodes(place: Place, adapter: str) -> str:
     with read_session(place.store) as session:
         tag = read_adapter_state(session, adapter).tag
     decision = partial(decisions.more_episodes, adapter=adapter, rounds=3, tag=tag)
-    return place.control.decide(ADA, Reason(reason="too few"), decision).said
+    return place.control.decide(ADA, Reason(reason="too few"), decision).message
 
 
 async def run_until_answered(place: Place) -> None:
@@ -65,13 +65,13 @@ async def test_more_episodes_are_played_and_the_adapter_waits_again_with_the_new
     assert [notice.body["subject"] for notice in notices] == ["alpha@v1", "beta@v1", "alpha@v1"]
 
 
-async def test_a_look_that_is_parked_leaves_the_earlier_answer_to_decide_on(place: Place) -> None:
+async def test_a_look_that_is_quarantined_leaves_the_earlier_answer_to_decide_on(place: Place) -> None:
     place.control.start(ADA, Reason())
     await place.run_until(*WAITING)
     place.scripted.ends["gate alpha"] = [failed("builtins.ValueError")] * 3
     request_more_episodes(place, "alpha@v1")
     await run_until_answered(place)
-    [quarantined_input] = place.control.parked()
+    [quarantined_input] = place.control.quarantined()
     assert (quarantined_input.stage, quarantined_input.capability) == ("gate", "alpha")
     assert place.control.status().waiting == ["alpha@v1", "beta@v1"]
     place.control.decide(ADA, Reason(), partial(decisions.approve, adapter="alpha@v1"))

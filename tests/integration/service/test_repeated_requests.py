@@ -10,6 +10,7 @@ from sqlalchemy import Engine, text
 from store.database import read_session, write_session
 from store.repositories.events import list_audit
 from store.repositories.promotions import live_adapters
+from store.repositories.requests import end_request
 from tests.integration.service.api_server import expect_refusal, serve_api
 from tests.integration.service.conftest import RecordingLoop
 from traced.api.control import Control
@@ -75,6 +76,14 @@ async def test_a_repeated_pause_does_not_stop_a_cycle_that_was_resumed(
     assert loop.calls == ["stop c1", "wake"]
 
 
+async def test_a_response_that_version_0_1_0_has_stored_is_returned(control: Control, path: Path) -> None:
+    async with serve_api(control, path) as client:
+        first = await send(client, "/pause", "k1")
+        with write_session(control.store) as session:
+            end_request(session, "k1", {"said": first["message"], "subject": first["subject"]})
+        assert await send(client, "/pause", "k1") == first
+
+
 async def test_a_key_belongs_to_one_request(control: Control, path: Path) -> None:
     async with serve_api(control, path) as client:
         await send(client, f"/adapters/{ADAPTER}/rollback", "k1", reason="complaints")
@@ -89,7 +98,7 @@ async def test_concurrent_repetitions_are_one_act(on_either: Engine, control: Co
     control = replace(control, store=on_either)
     async with serve_api(control, path) as client:
         answers = await asyncio.gather(*(send(client, "/cycles", "k1", reason="now") for _ in range(20)))
-    assert {answer["said"] for answer in answers} == {answers[0]["said"]}
+    assert {answer["message"] for answer in answers} == {answers[0]["message"]}
     assert actions(control) == ["start"]
 
 
@@ -103,7 +112,7 @@ async def test_a_refused_request_stays_refused(control: Control, path: Path) -> 
         assert (second.status, second.message, second.hint) == (409, first.message, first.hint)
         assert (await expect_refusal(send(client, "/adapters/nothing@v1/approve", "k2"))).status == 404
         assert (await expect_refusal(send(client, "/adapters/nothing@v1/approve", "k2"))).status == 404
-        assert "starts" in (await send(client, "/cycles", "k3"))["said"]
+        assert "starts" in (await send(client, "/cycles", "k3"))["message"]
     assert actions(control) == ["pause", "resume", "start"]
 
 
@@ -127,7 +136,7 @@ async def test_the_clients_own_repetition_after_a_lost_connection_is_one_act(con
     async with serve_api(control, tmp_path / "daemon.sock"):
         proxy = await asyncio.start_unix_server(forward, tmp_path / "proxy.sock")
         async with proxy, Client(tmp_path / "proxy.sock") as client:
-            assert "starts" in (await client.start_cycle("now")).said
+            assert "starts" in (await client.start_cycle("now")).message
     assert (requests, actions(control)) == (2, ["start"])
 
 
@@ -142,6 +151,6 @@ async def test_requests_whose_clients_have_gone_do_not_keep_the_service_busy(con
             assert all(isinstance(outcome, NoDaemon) for outcome in outcomes)
             async with asyncio.timeout(5):
                 assert (await client.status()).state == "ready"
-        assert "starts" in (await send(client, "/cycles", "last"))["said"]
+        assert "starts" in (await send(client, "/cycles", "last"))["message"]
     # Only those that had a slot when the lock was taken are carried out.
     assert len(actions(control)) <= DECISIONS + 1

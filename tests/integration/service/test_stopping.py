@@ -62,7 +62,7 @@ class Stopping(Place):
 
     def stop(self, caller: Caller = ADA, reason: str = "it learns nothing") -> "asyncio.Task[str]":
         async def stop() -> str:
-            return (await self.control.stop_training(caller, self.run, Reason(reason=reason))).said
+            return (await self.control.stop_training(caller, self.run, Reason(reason=reason))).message
 
         return asyncio.ensure_future(stop())
 

@@ -118,7 +118,7 @@ async def test_stopping_is_audited_and_needs_one_at_work(
         assert await client.audit() == []
         loop.running, loop.running_stages = "c1", ["train date-reasoning"]
         done = await client.trainings.stop("c1/date-reasoning/abc", "it learns nothing")
-        assert done.said == "the training of date-reasoning is stopped; c1 continues without it"
+        assert done.message == "the training of date-reasoning is stopped; c1 continues without it"
         [entry] = await client.audit()
         assert (entry.action, entry.subject, entry.reason, entry.detail) == (
             "stop training", "c1/date-reasoning/abc", "it learns nothing", {"capability": "date-reasoning"},

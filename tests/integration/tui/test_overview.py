@@ -213,7 +213,7 @@ def add_quarantined_input(tui: RunningApp) -> None:
     key = InputKey("train", "policy-checks", "abc")
     with write_session(tui.control.store) as session:
         quarantine(session, QuarantinedInput("p1", "c-0003", key, "failed [bold]thrice\u202e", {}, NOW))
-        save_event(session, Event(NOW, "parked", "train", "c-0003"))
+        save_event(session, Event(NOW, "stage failed", "train", "c-0003"))
 
 
 async def test_what_failed_too_often_is_released_with_a_reason(open_app: OpenApp) -> None:

@@ -81,7 +81,7 @@ def test_each_has_its_newest_gate_and_decision(db: Session) -> None:
     assert queries(db) == query_count
 
 
-def test_the_attempts_at_what_is_parked_are_counted_by_one_walk_through_an_index(db: Session) -> None:
+def test_the_attempts_at_what_is_quarantined_are_counted_by_one_walk_through_an_index(db: Session) -> None:
     keys = [InputKey("train", f"capability {number}", "ab") for number in range(4)]
     for cycle_id in ("c1", "c2"):
         save_cycle(db, replace(CYCLE, id=cycle_id))

@@ -177,9 +177,9 @@ def save_failed_attempt(session: Session, input_hash: str) -> None:
 
 
 def test_what_somebody_still_has_to_see_of_failures_stays(settings: Settings, store: Engine) -> None:
-    quarantined_key = InputKey("train", "dates", "parked")
+    quarantined_key = InputKey("train", "dates", "quarantined")
     with write_session(store) as session:
-        for input_hash in ("parked", "other"):
+        for input_hash in ("quarantined", "other"):
             save_failed_attempt(session, input_hash)
         quarantine(session, QuarantinedInput("p1", "c1", quarantined_key, "why", {}, later(10)))
         add_notice(session, "not delivered yet", ["tell"], {}, at=later(10))

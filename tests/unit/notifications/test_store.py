@@ -16,7 +16,7 @@ from store.repositories.events import (
     next_delivery_at,
     undelivered_notices,
 )
-from traced.notifications.messages import announce, approval_needed, daemon_held_up, input_quarantined
+from traced.notifications.messages import announce, approval_needed, daemon_blocked, input_quarantined
 
 NOON = datetime(2026, 1, 2, 12, tzinfo=UTC)
 HOUR = timedelta(hours=1)
@@ -83,4 +83,4 @@ def test_messages_name_the_subject_and_the_next_command(db: Session) -> None:
     assert (first.body["at"], first.body["key"]) == ("2026-01-02T12:00:00+00:00", message.key)
     assert "train of the cycle" in third.body["text"]
     assert approval_needed("precision@v2", "gate-2").key != message.key
-    assert daemon_held_up("Docker", "down", "x", NOON).key != daemon_held_up("Docker", "down", "x", NOON + HOUR).key
+    assert daemon_blocked("Docker", "down", "x", NOON).key != daemon_blocked("Docker", "down", "x", NOON + HOUR).key

@@ -69,11 +69,11 @@ def test_a_prompt_that_is_enough_is_approved_for_the_record_once_and_may_be_reje
     patch = replace(FIXING, cycle_id=list_cycles(session)[0].id, capability="error-recovery")
     key = save_patch(session, patch)
     done = approve_prompt(session, ANN, key[:8])
-    assert (done.subject, done.said) == (key, f"the prompt {key[:12]} for error-recovery is approved")
+    assert (done.subject, done.message) == (key, f"the prompt {key[:12]} for error-recovery is approved")
     assert (done.detail["text"], done.detail["decision"]["who"]) == (patch.text, "ann")
     repetition = approve_prompt(session, Action("bob", "operator", hour(31)), key)
     assert repetition.detail["decision"] == done.detail["decision"]
-    assert "was approved by ann on 2026" in repetition.said
+    assert "was approved by ann on 2026" in repetition.message
     bob = Action("bob", "operator", hour(32), "it is rude")
     tag = prompt_decisions(session)[key].tag
     with pytest.raises(PromotionError, match="was approved by ann on 2026") as raised:
@@ -117,7 +117,7 @@ def test_an_approval_is_repeated_when_a_newer_prompt_has_come(session: Session) 
     save_patch(session, older)
     approve_prompt(session, ANN, older.id)
     save_patch(session, replace(older, text="Newer.", at=older.at + timedelta(hours=1)))
-    assert "was approved by ann" in approve_prompt(session, Action("bob", "operator", hour(31)), older.id).said
+    assert "was approved by ann" in approve_prompt(session, Action("bob", "operator", hour(31)), older.id).message
     assert len(audit_entries(session)) == 1
 
 
@@ -229,7 +229,7 @@ def test_a_decision_on_figures_that_are_not_the_newest_is_refused(session: Sessi
         with pytest.raises(PromotionError, match="has changed since: its gate answered pass on 2026-01-02 at 05:00"):
             decide(session, ANN, ADAPTER, tag=tag)
     assert audit_entries(session) == []
-    assert reject(session, ANN, ADAPTER, tag=tag_of(session)).said == f"{ADAPTER} is rejected"
+    assert reject(session, ANN, ADAPTER, tag=tag_of(session)).message == f"{ADAPTER} is rejected"
 
 
 @pytest.mark.parametrize("with_tag", [False, True])
@@ -268,7 +268,7 @@ def test_repeating_a_rollback_without_a_name_undoes_nothing_else(session: Sessio
     bob = Action("bob", "operator", hour(32))
     first, second = roll_back(session, bob, None), roll_back(session, bob, None)
     assert (first.detail, second.detail, second.live) == (first.detail, first.detail, [ADAPTER])
-    assert second.said == (
+    assert second.message == (
         f"{SECOND} was rolled back before (by bob on 2026-01-02 at 08:00 UTC); to roll back another version, name it"
     )
     assert roll_back(session, bob, ADAPTER).live == []
@@ -285,12 +285,14 @@ def test_what_a_canary_does_by_itself_does_not_change_what_a_repeated_rollback_u
 
 def test_more_episodes_are_asked_for_once_and_keep_others_from_approving(session: Session) -> None:
     done = more_episodes(session, ANN, ADAPTER, 3)
-    assert (done.detail["asked"]["look"], done.said) == (
+    assert (done.detail["asked"]["look"], done.message) == (
         2,
         f"the gate of {ADAPTER} runs round 2 on more episodes; decide on {ADAPTER} afterwards",
     )
     bob = Action("bob", "operator", hour(31))
-    assert more_episodes(session, bob, ADAPTER, 3).said.startswith(f"ann requested more episodes for {ADAPTER} before")
+    assert more_episodes(session, bob, ADAPTER, 3).message.startswith(
+        f"ann requested more episodes for {ADAPTER} before"
+    )
     with pytest.raises(PromotionError, match="cannot be approved yet: ann requested more episodes"):
         approve(session, bob, ADAPTER)
     assert approve(session, bob, SECOND).live == [SECOND]
@@ -306,7 +308,7 @@ def test_more_episodes_are_asked_for_once_and_keep_others_from_approving(session
 @pytest.mark.parametrize("end", [StageState.FINISHED, StageState.FAILED])
 def test_the_gates_next_end_answers_what_was_asked_for(session: Session, end: StageState) -> None:
     more_episodes(session, ANN, ADAPTER, 3)
-    detail = {"adapter": ADAPTER, "answer": "pass"} if end is StageState.FINISHED else {"reason": "parked"}
+    detail = {"adapter": ADAPTER, "answer": "pass"} if end is StageState.FINISHED else {"reason": "quarantined"}
     for state, event_detail in ((StageState.STARTED, {}), (end, detail)):
         assert list(pending_requests(session, "c1")) == [ADAPTER]
         save_stage_event(session, StageEvent("c1", "gate", state, hour(32), "error-recovery", event_detail))
@@ -341,9 +343,9 @@ def test_a_released_capability_is_tried_again_and_its_cycle_stands_as_it_was(ses
     name = quarantine_input(session, "train", "error-recovery")
     done = release(session, ANN, name)
     continuation = "its cycle continued without it, a later cycle retries the capability"
-    assert done.said == f"p1 (train of error-recovery) is released; {continuation}"
+    assert done.message == f"p1 (train of error-recovery) is released; {continuation}"
     repetition = release(session, Action("bob", "local", hour(40)), name)
-    assert repetition.said == "p1 (train of error-recovery) was released before, by ann"
+    assert repetition.message == "p1 (train of error-recovery) was released before, by ann"
     assert list_quarantined(session) == []
     assert audit_entries(session) == [("release", "p1", "ann", "looked at it")]
     assert get_cycle(session, "c1").state is CycleState.FINISHED
@@ -353,7 +355,7 @@ def test_a_released_capability_is_tried_again_and_its_cycle_stands_as_it_was(ses
     ("old_state", "new_state"),
     [(CycleState.FAILED, CycleState.INTERRUPTED), (CycleState.CANCELLED, CycleState.CANCELLED)],
 )
-def test_a_cycle_that_failed_of_a_parked_stage_is_carried_on(
+def test_a_cycle_that_failed_of_a_quarantined_stage_is_carried_on(
     session: Session, old_state: CycleState, new_state: CycleState
 ) -> None:
     set_cycle_state(session, "c1", old_state, at=hour(22))
@@ -364,7 +366,7 @@ def test_a_cycle_that_failed_of_a_parked_stage_is_carried_on(
     assert (cycle.finished_at is None) == (new_state is CycleState.INTERRUPTED)
 
 
-def test_only_what_was_parked_can_be_released(session: Session) -> None:
+def test_only_what_was_quarantined_can_be_released(session: Session) -> None:
     with pytest.raises(NotFound, match="no quarantined input 'p9'"):
         release(session, ANN, "p9")
     assert list_audit(session) == []
@@ -376,9 +378,9 @@ def test_nothing_is_live_to_undo(session: Session) -> None:
 
 
 def test_who_approves_another_is_told_which_trial_it_ends(session: Session) -> None:
-    message = approve(session, ANN, ADAPTER, policy="canary", steps=[0.05]).said
+    message = approve(session, ANN, ADAPTER, policy="canary", steps=[0.05]).message
     assert message == f"{ADAPTER} is approved and has 5 % of its conversations as a canary"
-    message = approve(session, ANN, SECOND, policy="shadow").said
+    message = approve(session, ANN, SECOND, policy="shadow").message
     assert message == f"{SECOND} is approved and answers as a shadow; {ADAPTER} is no longer on trial"
 
 
@@ -395,7 +397,8 @@ def test_the_last_promotion_is_that_of_the_base_model_in_service(session: Sessio
     assert plan(session, RollBack()).adapter == newer.name
     done = roll_back(session, ANN, None, model="bundled")
     assert (
-        done.said == f"{ADAPTER} is rolled back; the base model answers its conversations, where routers serve bundled"
+        done.message
+        == f"{ADAPTER} is rolled back; the base model answers its conversations, where routers serve bundled"
     )
     # With one base model in service its name tells nothing.
-    assert "where routers" not in roll_back(session, ANN, None, model="elsewhere").said
+    assert "where routers" not in roll_back(session, ANN, None, model="elsewhere").message

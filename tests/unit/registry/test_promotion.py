@@ -76,7 +76,7 @@ def test_rollback_undoes_the_last_promotion_step_by_step(session: Session, tmp_p
     assert live(session) == [names[0]]
     assert roll_back(session, action("ann", 9), names[0]).detail == {"rolled_back": names[0], "restored": None}
     assert live(session) == []
-    assert "was rolled back before" in roll_back(session, action("ann", 10), None).said
+    assert "was rolled back before" in roll_back(session, action("ann", 10), None).message
 
 
 def test_a_live_adapter_is_rolled_back_before_it_is_rejected(session: Session, tmp_path: Path) -> None:

@@ -76,7 +76,7 @@ def test_an_input_is_quarantined_until_it_is_released(db: Session) -> None:
     assert entry is not None
     assert (entry.id, entry.evidence, entry.released_at) == ("p1", {"until_seq": 3}, None)
     assert find_quarantined(db, InputKey("train", "other", "ab")) is None
-    with pytest.raises(StoreConflict, match="parked already, as 'p1'"):
+    with pytest.raises(StoreConflict, match="quarantined already, as 'p1'"):
         quarantine(db, QuarantinedInput("p2", "c1", KEY, "again", {}, T0))
     assert release_quarantined(db, "p1", actor="Ada", at=later(5)).released_by == "Ada"
     assert release_quarantined(db, "p1", actor="Eve", at=later(6)).released_by == "Ada"

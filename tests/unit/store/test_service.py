@@ -57,6 +57,6 @@ def test_a_cycle_request_is_kept_until_a_cycle_starts(db: Session) -> None:
     record_cycle_request(db, "desk", "requested by Ada")
     record_cycle_request(db, "desk", "requested by Bob")
     pause_target(db, "desk", actor="Ada", at=T0)
-    assert resume_target(db, "desk").asked_for == "requested by Ada"
+    assert resume_target(db, "desk").requested == "requested by Ada"
     record_start(db, "desk", cause="requested by Ada", at=T0)
     assert get_target_state(db, "desk") == TargetState("desk", None, "", T0, "requested by Ada")

@@ -162,9 +162,9 @@ def test_blocked_paused_and_requested_are_shown(file: Path) -> None:
             attempt = attempts.begin_attempt(db, "c1", key, holder="h", at=T0)
             attempts.end_attempt(db, attempt.seq, AttemptState.BLOCKED, at=T0, evidence={"detail": detail})
     status = store_status(sqlite_url(file))
-    assert status.held_up == [BlockedStage("c1", "collect", "", "no space left")]
+    assert status.blocked == [BlockedStage("c1", "collect", "", "no space left")]
     assert status.paused == {"desk": "ann"}
-    assert status.asked_for == {"desk": "requested by bob"}
+    assert status.requested == {"desk": "requested by bob"}
     assert status.cannot_begin == {"desk": "no model"}
     with write_session(store) as db:
         assert [item.evidence["detail"] for item in attempts.blocked_attempts(db)] == ["no space left"]
@@ -174,7 +174,7 @@ def test_blocked_paused_and_requested_are_shown(file: Path) -> None:
         assert attempts.blocked_attempts(db) == []
     store.dispose()
     status = store_status(sqlite_url(file))
-    assert (status.held_up, status.paused, status.asked_for, status.cannot_begin) == ([], {}, {}, {})
+    assert (status.blocked, status.paused, status.requested, status.cannot_begin) == ([], {}, {}, {})
 
 
 def test_stages_at_work_are_shown_with_their_progress(file: Path) -> None:

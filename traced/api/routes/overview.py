@@ -98,10 +98,10 @@ def status_router(control: Control, door: Door) -> APIRouter:
         """All devices: current load, whether a training could start, and the holder of the lease."""
         return control.devices()
 
-    @status_router.get("/parked")
-    def parked() -> list[QuarantinedInputView]:
+    @status_router.get("/quarantined")
+    def quarantined() -> list[QuarantinedInputView]:
         """Quarantined inputs with the evidence, newest first."""
-        return control.parked()
+        return control.quarantined()
 
     @status_router.get("/audit")
     def audit(limit: Limit = 100) -> list[AuditView]:

@@ -293,10 +293,10 @@ def test_half_a_character_and_a_null_can_be_sent() -> None:
 
 
 def test_a_long_report_on_an_environment_is_clipped() -> None:
-    asked_for = request_messages(CAPABILITY, talks(), labels(), RULES)
+    initial = request_messages(CAPABILITY, talks(), labels(), RULES)
     endless = RefusedFile("class Environment:\n" + "#" * 1_000_000, INJECTION * 10_000)
-    instance = repair_messages(asked_for, endless, replace(endless, source="x" * 1_000_000), ["oracle"] * 8)
-    assert len(joined_text(instance)) < len(joined_text(asked_for)) + MAX_SOURCE + 2 * 12_000 + 3_000
+    instance = repair_messages(initial, endless, replace(endless, source="x" * 1_000_000), ["oracle"] * 8)
+    assert len(joined_text(instance)) < len(joined_text(initial)) + MAX_SOURCE + 2 * 12_000 + 3_000
     assert INJECTION.split("\n")[3] not in outside(instance[3:])
 
 
