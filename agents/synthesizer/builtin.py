@@ -29,6 +29,7 @@ from agents.synthesizer.renaming import Scenario
 from agents.synthesizer.runtime import TemplateEnvironment
 from agents.synthesizer.scenario_extraction import NoTemplate, Template, calls_of, extract_template
 from agents.synthesizer.selection import in_turn, strata
+from agents.synthesizer.shared_openings import PAIR, share_openings
 from agents.transcript import Transcript, transcripts
 from agents.world.functions import FUNCTIONS, functions_source, runtime_source
 from agents.world.runtime import World
@@ -214,6 +215,9 @@ def synthesize(
     recorded_count = len(templates)
     if reads_first:
         templates += counterfactual_templates(templates, extract_all(sources.unread, corpus)[0], corpus, rng)
+        unpaired, pairs = share_openings(templates, rng, target_world.omitted if target_world else ())
+        recorded_count = sum(any(template is other for other in unpaired) for template in templates[:recorded_count])
+        templates = [*unpaired, *pairs]
     compounds = _compose(templates, sources, corpus, rng)
     controls = _controls(sources, templates, corpus)
     common = common_data(capability.name, corpus)
@@ -360,7 +364,7 @@ def fill(
     world = World(frame.target_world.data) if frame.target_world else None
     omitted = frame.target_world.omitted if frame.target_world else []
     for draft in in_turn(drafts, rng):
-        template = generalise(draft, corpus, rng, omitted)
+        template = generalise({key: value for key, value in draft.items() if key != PAIR}, corpus, rng, omitted)
         if not is_solvable(template, frame.common, world):
             rejections["its recorded solution does not replay"] += 1
             continue

@@ -146,7 +146,7 @@ def unread_records(template: Template, corpus: Corpus, rng: random.Random) -> li
         if len(prefixes) != 1 or any(len(d.arguments) != 1 for d in donors):
             continue
         ((argument, letters),) = prefixes.items()
-        unread_identifiers = [v for v in mentioned if _letters(v) in letters and (tool, v) not in read_keys]
+        unread_identifiers = [v for v in mentioned if letters_of(v) in letters and (tool, v) not in read_keys]
         # A recorded call may have arguments that the tool does not know.
         donors_alike = [
             d for d in donors if argument in d.arguments and d.writes == writes and _policy_matches(d, policy)
@@ -188,7 +188,7 @@ def _imputed_record(
     unplaced = [value for value in unplaced if value != identifier]
     for _, value in leaves(donor.value, ()):
         if is_identifier(value) and value not in mapping:
-            own_identifier = next((v for v in unplaced if _letters(v) == _letters(value)), None)
+            own_identifier = next((v for v in unplaced if letters_of(v) == letters_of(value)), None)
             if own_identifier is not None:
                 unplaced.remove(own_identifier)
             mapping[value] = own_identifier or fresh_identifier(value, taken_identifiers, rng)
@@ -197,7 +197,8 @@ def _imputed_record(
     return {"tool": donor.tool, "args": {argument: identifier}, "result": value, "style": style, "kind": "read"}
 
 
-def _letters(identifier: str) -> str:
+def letters_of(identifier: str) -> str:
+    """Return what an identifier begins with, up to its first digit."""
     return re.split(r"\d", identifier)[0]
 
 

@@ -3,9 +3,10 @@
 Templates are grouped into strata by what the recorded agent did. Each kind contributes in turn until the space in the
 file is used up, so rare kinds are kept. The weight of a stratum grows with the square root of its size, and with the
 share of failures lacking the capability that resemble it. If reading before acting is trained, acting and refusing each
-have at least a third of the weight, and equal weight for the same request. A small share of controls does not need the
-capability. A policy that always acts or always refuses therefore gets little reward. Templates that seeds hardly vary
-are strata of their own with a small share, so that few seeds repeat a task.
+have at least a third of the weight. Requests that are both acted on and refused have two thirds or more together, and
+in each of them acting and refusing weigh the same. A small share of controls does not need the capability. A policy
+that always acts or always refuses therefore gets little reward. Templates that seeds hardly vary are strata of their
+own with a small share, so that few seeds repeat a task.
 """
 
 import math
@@ -17,6 +18,7 @@ from dataclasses import dataclass
 from agents.synthesizer.corpus import masked_words
 from agents.synthesizer.runtime import likeness
 from agents.synthesizer.scenario_extraction import Template, calls_of
+from agents.synthesizer.shared_openings import PAIR
 
 CONTROL_SHARE = 0.12
 FIXED_SHARE = 0.05
@@ -43,12 +45,18 @@ def kind_of(template: Template) -> str:
 
 
 def in_turn(templates: Sequence[Template], rng: random.Random) -> Iterator[Template]:
-    """Yield every template once, one of each kind before a second of any, shuffled within each kind."""
+    """Yield every template once, one of each kind before a second of any, shuffled within each kind.
+
+    Both templates of a pair have the same place among the pairs of their kind.
+    """
     groups: dict[str, list[Template]] = defaultdict(list)
     for template in templates:
         groups[kind_of(template)].append(template)
+    places: dict[int, float] = defaultdict(rng.random)
     for kind in sorted(groups):
         rng.shuffle(groups[kind])
+        if any(PAIR in template for template in groups[kind]):
+            groups[kind].sort(key=lambda template: places[template[PAIR]] if PAIR in template else rng.random())
     for turn in range(max(map(len, groups.values()), default=0)):
         yield from (groups[kind][turn] for kind in sorted(groups) if turn < len(groups[kind]))
 
@@ -117,28 +125,41 @@ def _lacking_shares(rows: list[Stratum], templates: Sequence[Template], lacking_
     return [count / total if total else size / sum(sizes) for count, size in zip(counts, sizes, strict=True)]
 
 
-def _raise_share(members: list[Stratum], rows: list[Stratum]) -> None:
-    """Raise the weights of ``members`` to a third of the total, if there are other strata."""
+def _raise_share(members: list[Stratum], rows: list[Stratum], share: float = _MIN_CLASS_SHARE) -> None:
+    """Raise the weights of ``members`` to this share of the total, if there are other strata."""
     part_total, total = _total(members), _total(rows)
-    if members and len(members) < len(rows) and part_total < _MIN_CLASS_SHARE * total:
+    if members and len(members) < len(rows) and part_total < share * total:
         for row in members:
-            row.weight *= _MIN_CLASS_SHARE / (1 - _MIN_CLASS_SHARE) * (total - part_total) / part_total
+            row.weight *= share / (1 - share) * (total - part_total) / part_total
 
 
 def _balance(rows: list[Stratum], templates: Sequence[Template]) -> None:
-    """Give refusing, and acting in strata whose openings resemble a refusal's, equal weight."""
+    """Give refusing, and acting in strata whose openings resemble a refusal's, equal weight and two thirds together.
+
+    Refusing strata that resemble the same acting stratum are one request. Without other strata, both have half.
+    """
     openings = {row.kind: [masked_words(templates[i]["opening"][0]) for i in row.templates] for row in rows}
+    requests: list[tuple[list[Stratum], list[Stratum]]] = []
     for refusing in (row for row in rows if row.kind.startswith("answer:")):
-        refusing_openings = openings[refusing.kind]
+        refusing_rows = [refusing]
         acting_rows = [
-            row for row in rows if row.kind.startswith("act:") and _asks_alike(openings[row.kind], refusing_openings)
+            row
+            for row in rows
+            if row.kind.startswith("act:") and _asks_alike(openings[row.kind], openings[refusing.kind])
         ]
+        for request in [request for request in requests if any(row in request[1] for row in acting_rows)]:
+            requests.remove(request)
+            refusing_rows += request[0]
+            acting_rows += [row for row in request[1] if row not in acting_rows]
         if acting_rows:
-            half = (refusing.weight + _total(acting_rows)) / 2
-            factor = half / _total(acting_rows)
-            refusing.weight = half
-            for row in acting_rows:
+            requests.append((refusing_rows, acting_rows))
+    for request in requests:
+        half = (_total(request[0]) + _total(request[1])) / 2
+        for members in request:
+            factor = half / _total(members)
+            for row in members:
                 row.weight *= factor
+    _raise_share([row for request in requests for members in request for row in members], rows, 2 * _MIN_CLASS_SHARE)
 
 
 def _asks_alike(openings: list[set[str]], other_openings: list[set[str]]) -> bool:

@@ -229,3 +229,21 @@ def test_acting_and_refusing_are_balanced_where_no_seed_varies_refusing() -> Non
     drafts = [draft("write", 1), draft("write", 2), draft("read", 3), draft("read", 4)]
     writing_row, reading_row = strata(drafts, [], balanced=True, fixed={2, 3})
     assert writing_row.weight == pytest.approx(reading_row.weight)
+
+
+@pytest.mark.parametrize("fixed", [(), (3,)])
+def test_acting_and_refusing_are_balanced_where_refusing_has_several_kinds(fixed: tuple[int, ...]) -> None:
+    def draft(kind: str, *tools: str, text: str = "Please cancel order") -> dict[str, Any]:
+        steps = [{"calls": [{"tool": tool, "kind": kind}]} for tool in tools]
+        return {"control": False, "steps": steps, "opening": [f"{text} W{len(tools)}."]}
+
+    drafts = [
+        draft("write", "cancel_order"),
+        *(draft("read", "get_order") for _ in range(3)),
+        draft("read", "get_bill"),
+    ]
+    drafts += [draft("read", "get_order", "get_bill"), draft("write", "pay", text="I want to pay")]
+    rows = strata(drafts, [], balanced=True, fixed=fixed)
+    acting_weight = sum(row.weight for row in rows if row.kind == "act:cancel_order")
+    assert sum(row.weight for row in rows if row.kind.startswith("answer:")) == pytest.approx(acting_weight)
+    assert acting_weight >= sum(row.weight for row in rows) / 3
