@@ -34,7 +34,8 @@ def has_ended(pid: int) -> bool:
     """Return whether a process has ended; its parent may not have collected it yet."""
     try:
         return "\nState:\tZ" in Path(f"/proc/{pid}/status").read_text()
-    except FileNotFoundError:
+    # The second one if it ends between opening and reading.
+    except (FileNotFoundError, ProcessLookupError):
         return True
 
 
