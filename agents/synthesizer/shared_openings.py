@@ -11,6 +11,9 @@ could be what decides, what the write needs, or a thing that only one record has
 for arguments of the calls are exchanged. A conversation stays as it is in three cases. A date comes before the first
 call: the day of the conversation belongs to it. Two codes of one kind come there besides that of the read ("from F12 to
 F13"): nothing tells which is which. Or a fact that the agent has to report comes there.
+
+Not covered: other languages than English exchange only openings with equal words. If the byte limit of the file cuts
+one template of a pair, the other one stays.
 """
 
 import random
@@ -23,7 +26,7 @@ from agents.synthesizer.corpus import DATE, IDENTIFIER, has_word, is_identifier,
 from agents.synthesizer.generalization import fresh_identifier, identifiers, letters_of, renamed
 from agents.synthesizer.scenario_extraction import RecordedCall, Step, Template, calls_of
 
-# Key of a template with the number of its pair; the acting and the refusing template of a pair open similar.
+# Key of a template with the number of its pair: an acting and a refusing template with the same opening.
 PAIR = "pair"
 # What a user says in any request, whatever it is about.
 _PHRASE = re.compile(r"\b(can|could|will|would) you\b|\bgood (morning|afternoon|evening|day)\b")
@@ -116,9 +119,10 @@ def _speaks_of(case: _Case, write_tool: str) -> bool:
 
 
 def _is_exchangeable(case: _Case, omitted: Collection[str]) -> bool:
-    """Return whether no tool is omitted, and all that is said before the first call has its place in another case.
+    """Return whether what is spoken before the first call can be spoken in another conversation.
 
-    A date, a reported fact, and codes that only their sense tells apart have none.
+    Not with a date, a fact that the agent has to report, or two codes of one kind besides that of the read; and not if
+    the case calls an omitted tool.
     """
     letters = [
         letters_of(code)

@@ -1,6 +1,7 @@
 """Requests and responses of the control API as pydantic models, which both the daemon and its clients use.
 
-Invariants: times are in UTC; rates are in [0, 1]. A new version only adds fields, and readers ignore unknown fields.
+Invariants: times are in UTC; rates are in [0, 1]. Readers ignore unknown fields. Until version 1.0 fields may be
+renamed (CHANGELOG.md says which), so client and daemon should be of one version.
 """
 
 from datetime import datetime

@@ -6,6 +6,8 @@ Invariants: a response and a conversation belong to the API key that made them; 
 sender cannot use the reserved author names of the rules and the judge of ``traced.scoring``; all text
 except labels known from the settings is redacted before it is stored. Errors: ``Refusal`` 400 for an invalid body, 404
 for an unknown conversation or response, 503 if the store does not answer or its recorder is late.
+
+Not covered: an answer that waits in the spool of a router with another data directory is unknown until it is stored.
 """
 
 import asyncio

@@ -54,6 +54,16 @@ def test_a_training_may_end_without_a_gradient(rows: list[tuple[int, float]], ex
     }
 
 
+def context_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A cycle with one capability, whose trainings and episodes a test replaces."""
+    job = TrainingJob("r", "dates", {"target": "t"}, "m", "")
+    monkeypatch.setattr(training_quality, "job_in", lambda *_: job)
+    monkeypatch.setattr(training_quality, "store_variables", lambda _: {})
+    monkeypatch.setattr(training_quality, "get_capability", lambda *_: SimpleNamespace(description=""))
+    settings = SimpleNamespace(threads=1)
+    return SimpleNamespace(data_dir=tmp_path, cycle_id="c1", settings=settings, read_session=nullcontext)
+
+
 async def test_a_training_that_finds_nothing_to_learn_from_counts_as_one_without_a_gradient(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -67,15 +77,9 @@ async def test_a_training_that_finds_nothing_to_learn_from_counts_as_one_without
         assert (name, adapter) == ("base", None)
         return {"environment": 0.25, "target": 0.5}
 
-    job = TrainingJob("r", "dates", {"target": "t"}, "m", str(tmp_path))
-    monkeypatch.setattr(training_quality, "job_in", lambda *_: job)
-    monkeypatch.setattr(training_quality, "store_variables", lambda _: {})
-    monkeypatch.setattr(training_quality, "get_capability", lambda *_: SimpleNamespace(description=""))
+    context = context_of(tmp_path, monkeypatch)
     monkeypatch.setattr(training_quality, "train", fail)
     monkeypatch.setattr(training_quality, "success", success)
-    context: Any = SimpleNamespace(
-        data_dir=tmp_path, cycle_id="c1", settings=SimpleNamespace(threads=1), read_session=nullcontext
-    )
     figures = await train_variant(context, "dates", "hash", "fresh")
     assert figures["no_gradient"]
     assert (figures["policy"], figures["iterations"]) == (0, 1)
@@ -98,14 +102,9 @@ async def test_an_answer_to_a_collapse_begins_with_the_best_policy_of_the_collap
     async def success(*_: object) -> dict[str, float]:
         return {"environment": 0.25, "target": 0.5}
 
-    monkeypatch.setattr(training_quality, "job_in", lambda *_: TrainingJob("r", "dates", {"target": "t"}, "m", ""))
-    monkeypatch.setattr(training_quality, "store_variables", lambda _: {})
-    monkeypatch.setattr(training_quality, "get_capability", lambda *_: SimpleNamespace(description=""))
+    context = context_of(tmp_path, monkeypatch)
     monkeypatch.setattr(training_quality, "train", train)
     monkeypatch.setattr(training_quality, "success", success)
-    context: Any = SimpleNamespace(
-        data_dir=tmp_path, cycle_id="c1", settings=SimpleNamespace(threads=1), read_session=nullcontext
-    )
     for variant in ("after-fast-slow", "after-fast"):
         assert (await train_variant(context, "dates", "hash", variant))["variant"] == variant
     collapsed = str(tmp_path / "variants/fast/dates/adapter")

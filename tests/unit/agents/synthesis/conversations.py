@@ -87,6 +87,15 @@ def environment_class(source: str) -> Any:
     return names["Environment"]
 
 
+def refusal(number: str, status: str = "sent", text: str = "I am C12. Please cancel order {}.") -> Trajectory:
+    return conversation(
+        f"refused {number}",
+        user(text.format(number)),
+        call("get_order", order(number, status), order_id=number),
+        say(f"Order {number} is {status}, so I cannot cancel it."),
+    )
+
+
 def play(environment: Any, seed: int) -> Any:
     """Play the oracle to its end and return the score."""
     environment.reset(seed)

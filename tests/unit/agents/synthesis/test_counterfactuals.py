@@ -21,19 +21,11 @@ from tests.unit.agents.synthesis.conversations import (
     environment_class,
     order,
     play,
+    refusal,
     say,
     user,
 )
 from tests.unit.agents.synthesis.test_world_scenarios import of_world, reduced
-
-
-def refusal(number: str, status: str = "sent") -> Trajectory:
-    return conversation(
-        f"refused {number}",
-        user(f"I am C12. Please cancel order {number}."),
-        call("get_order", order(number, status), order_id=number),
-        say(f"Order {number} is {status}, so I cannot cancel it."),
-    )
 
 
 def cancelled(number: str, *, with_lookup: bool = False, system: str = SYSTEM) -> Trajectory:

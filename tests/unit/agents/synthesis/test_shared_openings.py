@@ -22,18 +22,10 @@ from tests.unit.agents.synthesis.conversations import (
     environment_class,
     order,
     play,
+    refusal,
     say,
     user,
 )
-
-
-def refusal(number: str, text: str = "I am C12. Please cancel order {}.", status: str = "sent") -> Trajectory:
-    return conversation(
-        f"refused {number}",
-        user(text.format(number)),
-        call("get_order", order(number, status), order_id=number),
-        say(f"Order {number} is {status}, so I cannot cancel it."),
-    )
 
 
 def cancelled(number: str, *head: Any, note: str = "") -> Trajectory:
@@ -79,7 +71,7 @@ def _texts() -> list[str]:
 def test_no_opening_is_lost() -> None:
     texts = ["Please cancel order {}.", "I want to cancel order {}.", "Hi, cancel order {}.", "Hello, cancel order {}."]
     rows = [cancelled(f"W20{n}", user(text.format(f"W20{n}"))) for n, text in enumerate(texts[:2])]
-    _, pairs = share(*(refusal(f"W10{n}", text) for n, text in enumerate(texts[2:])), *rows)
+    _, pairs = share(*(refusal(f"W10{n}", text=text) for n, text in enumerate(texts[2:])), *rows)
     openings = Counter((masked(template["opening"][0]), template["refusal"]) for template in pairs)
     assert openings == {(masked(text.format("W1")), decision): 1 for text in texts for decision in (True, False)}
     assert {name for template in pairs for name in template["from"][:1]} == {
@@ -100,7 +92,7 @@ def test_an_opening_goes_to_the_conversation_that_can_have_it(seed: int) -> None
         say("Order W200 is cancelled."),
     )
     other_row = cancelled("W201", user("Please cancel order W201."))
-    _, pairs = share(*(refusal(f"W10{n}", "Please cancel order {}.") for n in range(2)), row, other_row, seed=seed)
+    _, pairs = share(*(refusal(f"W10{n}", text="Please cancel order {}.") for n in range(2)), row, other_row, seed=seed)
     assert sum(template["from"][0] != "needing" for template in pairs if not template["refusal"]) == 3
     assert len(pairs) == 8
 
@@ -123,21 +115,23 @@ def test_an_order_that_is_named_only_when_asked_moves_with_question_and_answer()
 
 def test_an_opening_with_a_date_stays() -> None:
     text = "Please cancel order {} by 2026-03-12."
-    _, pairs = share(refusal("W100", text), cancelled("W200", user(text.format("W200"))))
+    _, pairs = share(refusal("W100", text=text), cancelled("W200", user(text.format("W200"))))
     assert pairs == []
 
 
 def test_an_opening_with_two_codes_of_one_kind_stays() -> None:
     """By their order, the buyer would become the recipient."""
     _, pairs = share(
-        refusal("W100", "I am C12. Please cancel order {} for C13."),
+        refusal("W100", text="I am C12. Please cancel order {} for C13."),
         cancelled("W200", user("Please cancel order W200 for C35, I am C34.")),
     )
     assert pairs == []
 
 
 def test_a_word_with_a_digit_that_no_record_has_is_not_renamed() -> None:
-    _, pairs = share(refusal("W100", "I want to cancel order {}."), cancelled("W200", user("Cancel mp3 order W200.")))
+    _, pairs = share(
+        refusal("W100", text="I want to cancel order {}."), cancelled("W200", user("Cancel mp3 order W200."))
+    )
     assert {(template["opening"][0], template["refusal"]) for template in pairs} >= {("Cancel mp3 order W100.", True)}
 
 
@@ -145,7 +139,7 @@ def test_a_fact_that_is_reported_before_the_first_call_stays() -> None:
     question = "The refund takes 5 days. Shall I go on?"
     row = cancelled("W200", user("Please cancel order W200."), say(question), user("Please."))
     row = dataclasses.replace(row, messages=[{"role": "system", "content": "Refunds take 5 days."}, *row.messages[1:]])
-    unpaired, pairs = share(refusal("W100", "Please cancel order {}."), cancelled("W201"), row)
+    unpaired, pairs = share(refusal("W100", text="Please cancel order {}."), cancelled("W201"), row)
     assert [template["from"] for template in unpaired] == [[row.id]]
     assert question not in str(pairs)
 
@@ -167,7 +161,7 @@ def test_a_fact_that_is_reported_before_the_first_call_stays() -> None:
 )
 def test_openings_that_differ_in_what_they_ask_for_stay(acted_on: str, refused_on: str) -> None:
     rows = [cancelled(f"W20{n}", user(acted_on.format(f"W20{n}"))) for n in range(3)]
-    unpaired, pairs = share(*(refusal(f"W10{n}", refused_on) for n in range(3)), *rows)
+    unpaired, pairs = share(*(refusal(f"W10{n}", text=refused_on) for n in range(3)), *rows)
     assert pairs == []
     assert len(unpaired) == 6
 
@@ -181,7 +175,7 @@ def test_openings_that_differ_in_what_they_ask_for_stay(acted_on: str, refused_o
     ],
 )
 def test_openings_that_differ_in_neutral_words_only_are_shared(text: str) -> None:
-    _, pairs = share(*(refusal(f"W10{n}", text) for n in range(3)), *(cancelled(f"W20{n}") for n in range(3)))
+    _, pairs = share(*(refusal(f"W10{n}", text=text) for n in range(3)), *(cancelled(f"W20{n}") for n in range(3)))
     decisions = {
         template["refusal"] for template in pairs if masked(template["opening"][0]) == masked(text.format("W1"))
     }
@@ -212,7 +206,7 @@ def test_an_opening_without_an_identifier_that_the_write_needs_is_not_given_to_i
         )
         for n in range(3)
     ]
-    _, pairs = share(*(refusal(f"W10{n}", "Please cancel order {}.") for n in range(3)), *rows)
+    _, pairs = share(*(refusal(f"W10{n}", text="Please cancel order {}.") for n in range(3)), *rows)
     assert pairs
     assert all(template["opening"][0].startswith("I am C") for template in pairs)
 
@@ -248,7 +242,9 @@ def test_an_opening_that_does_not_tell_what_the_read_needs_is_not_given_to_it(
     row = dataclasses.replace(
         row, messages=[{"role": "system", "content": f"{SYSTEM} The order is {other_key}."}, *row.messages[1:]]
     )
-    _, pairs = share(refusal(key, "Please cancel the order of {}." if "@" in key else "Please cancel order {}."), row)
+    _, pairs = share(
+        refusal(key, text="Please cancel the order of {}." if "@" in key else "Please cancel order {}."), row
+    )
     for template in pairs:
         first, *_ = calls_of(template["steps"])
         assert first["args"]["order_id"] in template["opening"][0] + template["system"]
