@@ -212,14 +212,14 @@ def synthesize(
         if sum(is_replayable(template, corpus, target_world) for template in templates) < required:
             templates = distinct_templates([*templates, *extract_all(further, corpus)[0]])
     reads_first = _needs_reads(capability)
-    recorded_count = len(templates)
+    recorded_templates = list(templates)
     if reads_first:
         templates += counterfactual_templates(templates, extract_all(sources.unread, corpus)[0], corpus, rng)
         unpaired, pairs = share_openings(templates, rng, target_world.omitted if target_world else ())
-        recorded_count = sum(any(template is other for other in unpaired) for template in templates[:recorded_count])
         templates = [*unpaired, *pairs]
     compounds = _compose(templates, sources, corpus, rng)
     controls = _controls(sources, templates, corpus)
+    recorded_templates += controls
     common = common_data(capability.name, corpus)
     drafts = [
         {**template, "control": False, "reads_first": reads_first or template["handoff"]}
@@ -229,11 +229,11 @@ def synthesize(
     selection: list[Template] = []
     if target_world is not None:
         # What an omitted tool answers in a conversation that nobody had is not known.
-        invented = range(recorded_count, len(templates) + len(compounds))
+        origins = zip(drafts, [*templates, *compounds, *controls], strict=True)
         replayable = [
             draft
-            for position, draft in enumerate(drafts)
-            if is_replayable(draft, corpus, target_world, is_recorded=position not in invented)
+            for draft, origin in origins
+            if is_replayable(draft, corpus, target_world, is_recorded=any(origin is row for row in recorded_templates))
         ]
         selection = fill(replayable, corpus, Frame(common, target_world), Counter(), rng)
     if not _is_enough(selection):

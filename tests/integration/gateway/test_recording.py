@@ -208,9 +208,12 @@ async def test_feedback_waits_for_a_late_recorder(tmp_path: Path, monkeypatch: p
                 late = await feedback(gateway, conversation_id="c", score=1)
             assert (late.status_code, late.headers["Retry-After"]) == (503, "5")
             waiting = asyncio.ensure_future(feedback(gateway, response_id=response.json()["id"], score=1))
+            unknown = asyncio.ensure_future(feedback(gateway, conversation_id="other", score=1))
             await asyncio.sleep(1)
             assert not waiting.done()
+            assert not unknown.done()
         assert (await waiting).json()["conversation_id"] == "c"
+        assert (await unknown).status_code == 404
         await eventually_async(lambda: not spool.queued_files(tmp_path / "spool"))
         assert (await feedback(gateway, conversation_id="other", score=1)).status_code == 404
 

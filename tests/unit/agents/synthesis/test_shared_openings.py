@@ -10,6 +10,7 @@ import pytest
 from agents.synthesizer.builtin import synthesize
 from agents.synthesizer.corpus import masked, read_corpus
 from agents.synthesizer.scenario_extraction import Template, calls_of, extract_template
+from agents.synthesizer.selection import in_turn
 from agents.synthesizer.shared_openings import PAIR, share_openings
 from agents.transcript import transcript, transcripts
 from store.types import Message, Trajectory
@@ -62,6 +63,13 @@ def test_each_opening_is_in_as_many_acting_templates_as_refusing_ones() -> None:
         first, *_ = calls_of(template["steps"])
         assert first["args"]["order_id"] in template["opening"][0]
         assert first["result"]["order_id"] == first["args"]["order_id"]
+
+
+def test_both_of_a_pair_come_in_the_same_turn() -> None:
+    _, pairs = share(*(refusal(f"W10{n}") for n in range(4)), *(cancelled(f"W20{n}") for n in range(4)))
+    drafts = list(in_turn([{**template, "control": False} for template in pairs], random.Random(0)))
+    assert len(drafts) == 16
+    assert [draft[PAIR] for draft in drafts[::2]] == [draft[PAIR] for draft in drafts[1::2]]
 
 
 def _texts() -> list[str]:
@@ -270,3 +278,4 @@ def test_no_opening_of_the_desk_tells_the_decision() -> None:
     assert len(decisions) >= 5
     assert all(counts[True] == counts[False] for counts in decisions.values()), decisions
     assert all(play(environment, seed).success for seed in range(100))
+    assert not any(PAIR in template for template in environment.data["templates"])
