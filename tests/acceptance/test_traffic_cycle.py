@@ -22,7 +22,6 @@ SETTINGS = [
     "gate.seeds=12",
     "gate.max_rounds=1",
     "gate.environment_margin=-1.0",
-    "gate.largest_regression_margin=0.9",
 ]
 
 
