@@ -38,12 +38,7 @@ pytestmark = [pytest.mark.docker, pytest.mark.timeout(900)]
 
 def test_another_base_model_meets_what_is_live(traced: Traced, tmp_path: Path) -> None:
     data_dir = tmp_path / "traced-data"
-    data_dir.mkdir(mode=0o700)
-    save_cycle(data_dir)
-    store = open_store(sqlite_url(data_dir / "traced.db"))
-    with write_session(store) as session:
-        save_approval(session, Approval(ADAPTER, Decision.APPROVED, "Ada", T0))
-        promote(session, ADAPTER, actor="Ada", at=T0)
+    save_live_adapter(data_dir)
     words = [word for key, value in SMALL.items() for word in ("--set", f"{key}={value}")]
     result = traced("requalify", "--model", "bundled-large", "--yes", "--json", *words, timeout=850)
     assert result.code == 0, result.err
@@ -51,6 +46,7 @@ def test_another_base_model_meets_what_is_live(traced: Traced, tmp_path: Path) -
     assert (handover["predecessor"], handover["model"]) == ("bundled", "bundled-large")
     assert [row["name"] for row in handover["comparisons"]] == ["target", f"environment of {ADAPTER}"]
     assert f"({ADAPTER}, on bundled)" in result.json["step"]["incumbent"]
+    store = open_store(sqlite_url(data_dir / "traced.db"))
     with read_session(store) as session:
         # Both sides played the same seeds, each with its own base model.
         episodes = TrajectoryFilter(source="desk", split="gate", model=PREDECESSOR, cycle_id=CYCLE)
@@ -68,3 +64,14 @@ def test_another_base_model_meets_what_is_live(traced: Traced, tmp_path: Path) -
     adapters = {row["adapter"]: row for row in traced("status", "--json").json["adapters"]}
     assert adapters[ADAPTER]["traffic"] == "live"
     assert {row["base model"] for row in adapters.values()} <= {"bundled", "bundled-large"}
+
+
+def save_live_adapter(data_dir: Path) -> None:
+    """Make a data directory whose live system is one adapter of the bundled model."""
+    data_dir.mkdir(mode=0o700)
+    save_cycle(data_dir)
+    store = open_store(sqlite_url(data_dir / "traced.db"))
+    with write_session(store) as session:
+        save_approval(session, Approval(ADAPTER, Decision.APPROVED, "Ada", T0))
+        promote(session, ADAPTER, actor="Ada", at=T0)
+    store.dispose()
