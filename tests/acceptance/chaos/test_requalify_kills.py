@@ -21,7 +21,8 @@ from store.repositories.cycles import list_stage_events
 from store.repositories.environments import list_environments
 from store.repositories.promotions import serving_adapters
 from store.repositories.trajectories import TrajectoryFilter, list_trajectories
-from tests.acceptance.test_requalify import ADAPTER, CYCLE, SMALL, save_live_adapter
+from tests.acceptance.test_requalify import CYCLE, SMALL, save_live_adapter
+from tests.integration.test_routing import ADAPTER
 from traced.pipeline.handover import find_handover
 from traced.pipeline.predecessor import PREDECESSOR
 
