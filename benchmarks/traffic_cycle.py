@@ -195,9 +195,12 @@ async def measure(folder: Path, options: argparse.Namespace, note: Any) -> dict[
         note(f"{sum(earlier.values())} of {len(earlier)} paired tasks solved without adapters")
         with_feedback = await agent.serve(draw(options.conversations), "traffic", feedback=True)
         note(f"{sum(with_feedback.values())} of {len(with_feedback)} conversations with feedback succeeded")
-        waiting, verdicts = await _until_waiting(place)
+        status = await _until_waiting(place)
+        waiting = list(status["waiting"])
         figures["cycle_minutes"] = round((time.monotonic() - started) / 60, 1)
-        note(f"waiting for a decision: {', '.join(waiting) or 'nothing'}; verdicts: {'; '.join(verdicts) or 'none'}")
+        note(f"waiting for a decision: {', '.join(waiting) or 'nothing'}")
+        if not waiting:
+            note(f"why: {json.dumps({key: status[key] for key in ('cycles', 'adapters', 'failures', 'blocked')})}")
         figures |= {"gated": waiting, "promoted": [], "rolled_back": [], "canary_conversations": 0}
         if waiting:
             for name in waiting:
@@ -240,12 +243,11 @@ async def _status_when(place: Place, condition: Any) -> dict[str, Any]:
     raise SystemExit(f"no end after {CYCLE_S:.0f} s: {json.dumps(status)}")
 
 
-async def _until_waiting(place: Place) -> tuple[list[str], list[str]]:
-    """Wait until the cycle has ended or waits for people; return the adapters that wait, and the cycles' verdicts."""
-    status = await _status_when(
+async def _until_waiting(place: Place) -> dict[str, Any]:
+    """Return the status when the cycle has ended or waits for people."""
+    return await _status_when(
         place, lambda status: any(cycle["state"] in ("waiting", "finished", "failed") for cycle in status["cycles"])
     )
-    return list(status["waiting"]), [cycle["verdict"] for cycle in status["cycles"] if cycle.get("verdict")]
 
 
 async def _traffic(place: Place) -> dict[str, str]:

@@ -29,7 +29,8 @@ SETTINGS = [
 @pytest.mark.timeout(900)
 def test_from_traffic_to_a_canary(tmp_path: Path) -> None:
     notes: list[str] = []
-    options = argparse.Namespace(seed=0, conversations=100, paired=4, canary=40, settings=SETTINGS)
+    # Of 100 conversations too few may succeed with a capability for an environment: that needs eight different ones.
+    options = argparse.Namespace(seed=0, conversations=160, paired=4, canary=40, settings=SETTINGS)
     figures = asyncio.run(measure(tmp_path, options, notes.append))
     assert figures["gated"], notes
     # Trained for two iterations an adapter is as good as the base: which end its canary comes to does not matter here.

@@ -1,7 +1,7 @@
 """``traced requalify`` killed with SIGKILL at its boundaries: the same command goes on, and nothing is lost or doubled.
 
-A boundary is the first event of a stage with this state, or half of the predecessor's first episodes. CI kills at those
-that no other cycle has; the release version at every one.
+A boundary is the first start or end of a stage for a capability, or the moment when half of the predecessor's gate
+episodes are stored. CI kills at those of the stages that requalification adds or changes; the release version at all.
 """
 
 import os
@@ -28,6 +28,7 @@ from traced.pipeline.predecessor import PREDECESSOR
 
 LIMIT_S = 1500.0
 POLL_S = 0.05
+# The predecessor's episodes, its environments that are admitted again, and the comparison with it.
 OWN_STAGES = {"play predecessor", "admit", "hand over"}
 
 
