@@ -165,10 +165,10 @@ class TrainingSection(Section):
         "update; a training on the target has none",
     )
     demonstrations: int = Field(
-        default=0,
+        default=4,
         ge=0,
         description="episodes of a seed that the environment's own solution replaces in the update if all of them "
-        "fail; below training.rollouts. A training on the target has none",
+        "fail; one of training.rollouts is always played. A training on the target has none",
     )
     validate_every: int = Field(
         default=5, ge=0, description="iterations between validations, whose best policy is published; 0: the last one"

@@ -180,7 +180,7 @@ def job_for(
         hint=hint,
         hint_share=training.hint_share if hint else 0.0,
         # A target's solutions are not for training.
-        demonstrations=training.demonstrations if "environment" in source else 0,
+        demonstrations=min(training.demonstrations, training.rollouts - 1) if "environment" in source else 0,
         validate_every=training.validate_every,
         validation_seeds=training.validation_seeds,
         # Without validated policies there is none to go back to.
@@ -370,15 +370,22 @@ async def _supervised(
     except BaseException as stop:
         _end(context, job, RunState.INTERRUPTED, type(stop).__name__)
         raise
-    _end(context, job, RunState.FINISHED, run_summary(result), validation_episodes=result.validation_episodes)
+    summary = run_summary(result, solutions=sum(int(row.get("demonstrations", 0)) for row in read_metrics(job.metrics)))
+    _end(context, job, RunState.FINISHED, summary, validation_episodes=result.validation_episodes)
 
 
-def run_summary(result: TrainingResult) -> str:
-    """Return how a finished run went back, why it ended early, and which policy it published if not the last one."""
+def run_summary(result: TrainingResult, *, solutions: int = 0) -> str:
+    """Return how a finished run went back, why it ended early, and which policy it published if not the last one.
+
+    Args:
+        result: The finished run.
+        solutions: The rollouts that the environment's solution replaced in updates (``training.demonstrations``).
+    """
     is_earlier = result.policy is not None and result.policy != result.iterations
     published = f"published is the policy after {result.policy} of {result.iterations} updates" if is_earlier else ""
     validated = f"{result.validation_episodes} validation episodes" if result.validation_episodes else ""
-    return "; ".join(filter(None, [*result.recoveries, result.stalled, published, validated]))
+    solved_by_oracle = f"the environment's solution replaced {solutions} rollouts in updates" if solutions else ""
+    return "; ".join(filter(None, [*result.recoveries, result.stalled, published, validated, solved_by_oracle]))
 
 
 def _end(

@@ -51,6 +51,20 @@ def test_only_an_environment_shows_its_solutions(tmp_path: Path) -> None:
     assert [job.demonstrations for job in jobs] == [3, 0]
 
 
+@pytest.mark.parametrize(("rollouts", "solutions"), [(8, 4), (4, 3), (2, 1)])
+def test_one_rollout_of_a_group_is_always_the_policys(tmp_path: Path, rollouts: int, solutions: int) -> None:
+    settings = load_settings(tmp_path, {"training.rollouts": rollouts})
+    fixed: dict[str, Any] = {"run_id": "r", "capability": "c", "model": tmp_path, "out": tmp_path}
+    assert job_for(settings, source={"environment": "e.py"}, **fixed).demonstrations == solutions
+
+
+def test_a_finished_run_says_how_many_rollouts_the_solution_replaced() -> None:
+    result = TrainingResult("a", 9, 0, 1.0, policy=9, validation_episodes=96)
+    assert run_summary(result, solutions=12) == (
+        "96 validation episodes; the environment's solution replaced 12 rollouts in updates"
+    )
+
+
 @pytest.mark.parametrize(
     ("result", "text"),
     [
