@@ -7,15 +7,12 @@ capabilities (``traced.pipeline.mixture``). They are compared by successive halv
 of that capability passes a gate of its own, or leaves. The best candidate then meets what is live on gate seeds
 (``traced.routing.composition`` says when it serves).
 
-The seeds are the last ones of the train split. A list of tasks that is too short for them is played in several trials,
-and shares its tasks with the collection. No adapter was trained on these, but the classifier of a router was fitted on
-their openings. Gate and test seeds choose nothing here.
+The seeds are the last ones of the train split (``traced.pipeline.validation``). Gate and test seeds choose nothing
+here.
 """
 
 import asyncio
-import hashlib
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -23,7 +20,7 @@ from typing import Any
 
 from store.repositories.cycles import get_cycle
 from store.repositories.routers import compositions, save_composition
-from store.types import Outcome, PairedDifference, Trajectory
+from store.types import PairedDifference, Trajectory
 from traced.config.settings import Settings
 from traced.core.errors import CapabilityError
 from traced.evaluation.figures import percent, points
@@ -31,7 +28,7 @@ from traced.evaluation.gate import judge_comparison
 from traced.evaluation.intervals import count_pairs, pair
 from traced.pipeline.adapter_files import serve_version
 from traced.pipeline.context import Context, RunningStage
-from traced.pipeline.episodes import EPISODE_S, episodes, first_jobs, player_episodes, split_jobs
+from traced.pipeline.episodes import EPISODE_S, episodes, player_episodes
 from traced.pipeline.gate import gate, policy_of
 from traced.pipeline.gate_episodes import gate_temperature, round_jobs
 from traced.pipeline.handover import hand_over
@@ -39,6 +36,7 @@ from traced.pipeline.incumbent import current_incumbent, incumbent_of, incumbent
 from traced.pipeline.merged_version import RECIPES, merge_members, publish_merge, remove_merges, with_emphasis
 from traced.pipeline.mixture import members_and_live, sound
 from traced.pipeline.routers import composition_policy, routers
+from traced.pipeline.validation import composition_digest, validated, validation_jobs
 from traced.rollouts.episodes import EpisodeJob
 from traced.routing.composition import (
     Candidate,
@@ -173,24 +171,6 @@ async def _compose(context: Context, adapters: Sequence[str], joint_versions: Se
     return [merged] if merged else []
 
 
-def validation_jobs(context: Context) -> list[EpisodeJob]:
-    """Return the episodes on which compositions are compared: the last seeds of the train split.
-
-    A list of tasks that is shorter is played again, in further trials.
-    """
-    split, count = context.target.splits["train"], context.settings.composition.seeds
-    if len(split) < count:
-        return first_jobs(context.target, "train", count)
-    return split_jobs(context.target, "train", split[-count:])
-
-
-def validation_temperature(context: Context) -> float:
-    """Return the temperature of these episodes: that of evaluations unless greedy trials would be repetitions."""
-    settings = context.settings
-    repeated = len(context.target.splits["train"]) < settings.composition.seeds and not settings.engine.temperature
-    return settings.collect.temperature if repeated else settings.engine.temperature
-
-
 async def _ranking(contest: Field, compositions: Sequence[Composition], stage: RunningStage) -> list[Candidate]:
     async def play(composition: Composition, jobs: Sequence[EpisodeJob]) -> tuple[int, int]:
         return await _validated(contest, composition, jobs, lambda: stage.advance(figure=composition.name))
@@ -218,47 +198,15 @@ async def _validated(
     contest: Field, composition: Composition, jobs: Sequence[EpisodeJob], tick: Callable[[], None]
 ) -> tuple[int, int]:
     """Return how many of these episodes of a composition were judged, and how many of them succeeded."""
-    context, temperature = contest.context, validation_temperature(contest.context)
-    # The base model's own episodes on the train split are the collected ones. Merges of other members have one name.
-    folder = contest.merges.get(composition.model)
-    name = f"validation {composition.name} {_digest(composition, folder.name if folder else '')}"
-    async with _loaded_merge(contest, composition), context.target_source() as source:
-        trajectories = await episodes(
-            context,
-            source,
-            jobs,
-            await composition_policy(context, composition, await contest.routers_over(composition), temperature),
-            model=name,
-            temperature=temperature,
-            tokens=False,
-            tick=lambda _: tick(),
-        )
-    outcomes = [trajectory.outcome for trajectory in trajectories if trajectory.outcome.is_judged]
-    return len(outcomes), sum(outcome is Outcome.SUCCESS for outcome in outcomes)
-
-
-@asynccontextmanager
-async def _loaded_merge(contest: Field, composition: Composition) -> AsyncIterator[None]:
-    """Serve a merge while it plays: an engine may have no slots for all of them."""
-    folder = contest.merges.get(composition.model)
-    if folder is None:
-        yield
-        return
-    await contest.context.serve(composition.model, folder)
-    try:
-        yield
-    finally:
-        await (await contest.context.engine()).unload(composition.model)
+    routers_by_name = await contest.routers_over(composition)
+    merge = contest.merges.get(composition.model)
+    return await validated(contest.context, composition, jobs, routers_by_name, tick, merge=merge)
 
 
 def composition_of(context: Context, live: Sequence[str]) -> Composition | None:
     """Return the composition that serves with these versions live; None: a router over all of them."""
     with context.read_session() as session:
         return serving_composition(read_choices(compositions(session).values()), live)
-
-
-def _digest(composition: Composition, merge: str = "") -> str:
-    return hashlib.sha256(f"{composition!r}{merge}".encode()).hexdigest()[:12]
 
 
 async def _with_gated_version(contest: Field, ranking: list[Candidate]) -> tuple[list[Candidate], str]:
@@ -340,7 +288,7 @@ async def _on_gate_split(
             source,
             jobs,
             await composition_policy(context, composition, await contest.routers_over(composition), temperature),
-            model=composition.model or f"composition {_digest(composition)}",
+            model=composition.model or f"composition {composition_digest(composition)}",
             temperature=temperature,
             tokens=False,
             tick=lambda _: stage.advance(1, f"{composition.name} on gate seeds"),

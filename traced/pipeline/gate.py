@@ -2,7 +2,7 @@
 
 Without live adapters these are the base model and the adapter, which answers everything. In a cycle with live adapters
 they are the live system and the live system with the adapter in place of the version of its capability, if there is
-one (``traced.pipeline.incumbent``).
+one (``traced.pipeline.candidate``).
 
 Before it starts, the gate says what its tasks can show (``describe``). The baseline's episodes on the gate split are
 played once and serve every adapter. Every round uses new seeds or new trials, so a later request for more rounds plays
@@ -38,13 +38,14 @@ from traced.evaluation.gate import (
 from traced.evaluation.intervals import Pair, pair
 from traced.pipeline.adapter_files import check_version
 from traced.pipeline.analyze import analysis_context
+from traced.pipeline.candidate import candidate_player
 from traced.pipeline.collect import collected_outcomes
 from traced.pipeline.context import Context, RunningStage
 from traced.pipeline.episodes import Player, player_episodes, seed_jobs, trials_text
 from traced.pipeline.findings import label_capability
 from traced.pipeline.gate_episodes import GATE_SEEDS, gate_temperature, is_replayed, round_jobs, tasks_and_trials
 from traced.pipeline.held_out_replay import HeldOutReplay, find_replay, make_replay, replay_source
-from traced.pipeline.incumbent import candidate_player, incumbent_player
+from traced.pipeline.incumbent import SystemPlayer, incumbent_player
 from traced.pipeline.merged_version import capabilities_of
 from traced.pipeline.watch import pairs_of, play_watched, watch_jobs, watched_by
 from traced.rollouts.episodes import EpisodeJob
@@ -62,7 +63,7 @@ async def gate(context: Context, adapter: str, minimum_rounds: int = 1) -> GateR
         if stored_result is None or stored_result.rounds < minimum_rounds:
             stored_result = await _compare(context, adapter, minimum_rounds, stage)
         result = stored_result
-        stage.detail = {"adapter": adapter, "answer": result.answer.value, "plan": describe(policy_of(context))}
+        stage.detail |= {"adapter": adapter, "answer": result.answer.value, "plan": describe(policy_of(context))}
         stage.detail |= {"temperature": gate_temperature(context.target, context.settings)}
         stage.figure = result.answer.value
     if result.answer is not GateAnswer.PASS:
@@ -124,9 +125,12 @@ def _describe_replay(policy: GatePolicy) -> str:
 async def _compare(context: Context, adapter: str, minimum_rounds: int, stage: RunningStage) -> GateResult:
     with context.read_session() as session:
         environment = get_adapter(session, adapter).environment_hash
-    candidate, baseline = await candidate_player(context, adapter), await incumbent_player(context)
-    sides = Sides(tuple(capabilities_of(context, adapter)), environment, baseline, candidate)
-    result = await compare(context, adapter, sides, policy_of(context), stage, minimum_rounds=minimum_rounds)
+    baseline = await incumbent_player(context)
+    async with candidate_player(context, adapter, partial(stage.advance, 0)) as candidate:
+        if isinstance(candidate, SystemPlayer):
+            stage.detail["candidate"] = candidate.composition.name
+        sides = Sides(tuple(capabilities_of(context, adapter)), environment, baseline, candidate)
+        result = await compare(context, adapter, sides, policy_of(context), stage, minimum_rounds=minimum_rounds)
     # The result holds only for these bytes.
     await check_version(context, adapter)
     with context.write_session() as session:

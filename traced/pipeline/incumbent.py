@@ -15,7 +15,7 @@ from sqlmodel import Session
 from store.records import RoutingChoice, StageState
 from store.repositories.adapters import get_adapter, get_training_run
 from store.repositories.cycles import get_cycle, list_stage_events
-from store.repositories.evidence import INCUMBENT, candidate_model
+from store.repositories.evidence import INCUMBENT
 from store.repositories.promotions import live_adapters, serving_adapters
 from store.repositories.routers import compositions
 from store.repositories.serving import save_routing
@@ -26,7 +26,7 @@ from traced.inference.policies import Policy
 from traced.pipeline.adapter_files import serve_version
 from traced.pipeline.context import Context
 from traced.pipeline.episodes import BASE, Player
-from traced.pipeline.routers import composition_policy, live_routers, routers, routing_choices
+from traced.pipeline.routers import composition_policy, live_routers, routing_choices
 from traced.routing.composition import MERGED, Composition, read_choices, read_composition, serving_composition
 from traced.routing.router_files import capability_of
 from traced.routing.routers import FallbackRouter, RoutedPolicy
@@ -142,8 +142,13 @@ def current_incumbent(session: Session, model: str, settings: Settings) -> Incum
 
 def merged_members(session: Session, adapter: str) -> list[str]:
     """Return the versions that a merged one was made of."""
+    return merged_recipe(session, adapter)[0]
+
+
+def merged_recipe(session: Session, adapter: str) -> tuple[list[str], str]:
+    """Return the versions that a merged one was made of, and the recipe's name; "" for a jointly trained one."""
     run = get_training_run(session, get_adapter(session, adapter).training_run_id)
-    return [str(name) for name in run.config["members"]]
+    return [str(name) for name in run.config["members"]], str(run.config.get("merge", ""))
 
 
 def _target_of(session: Session, adapter: str) -> str:
@@ -177,27 +182,13 @@ async def serve_composition(context: Context, composition: Composition, title: s
             ) from error
 
 
-async def candidate_player(context: Context, adapter: str) -> Player:
-    """Return the live system with an adapter version, which is served; without live adapters the version alone.
-
-    Raises:
-        CapabilityError: The version is in quarantine, or its files differ.
-    """
-    incumbent = incumbent_of(context)
-    await serve_version(context, adapter)
-    if incumbent.is_base:
-        return Player(adapter)
-    composition = with_version(incumbent.composition, adapter, context.settings.routing.router)
-    routers_by_name = await routers(context, composition.routed) if composition.router else {}
-    return SystemPlayer(candidate_model(adapter), composition=composition, routers=routers_by_name)
-
-
 def with_version(composition: Composition, adapter: str, router: str) -> Composition:
     """Return a composition that has an adapter version as well.
 
-    It replaces the version of its capability, if there is one, and answers everything where that one or a merged
-    version does. Otherwise a router decides, and what it leaves to the base model has the model that had it before:
-    also for a version whose training began with what answers everything, because it may have forgotten the rest.
+    It replaces the version of its capability, if there is one, and answers everything where that one does. Otherwise a
+    router decides, and what it leaves to the base model has the model that had it before: also for a version whose
+    training began with what answers everything, because it may have forgotten the rest. A merged version answers
+    everything.
 
     Args:
         router: The name of the router where the composition has none.

@@ -105,6 +105,12 @@ def remove_merges(context: Context) -> None:
     shutil.rmtree(context.run_dir / MERGES, ignore_errors=True)
 
 
+def find_recipe(name: str, members: Sequence[str]) -> Recipe | None:
+    """Return the recipe of this name, also one with more of a member; None if there is none."""
+    weighted = [replace(recipe, emphasised=member) for recipe in RECIPES for member in members]
+    return next((recipe for recipe in (*RECIPES, *weighted) if recipe.name == name), None)
+
+
 def with_emphasis(name: str, members: Sequence[str]) -> list[Recipe]:
     """Return the recipe of this name with each member emphasised in turn; none if no recipe has the name."""
     return [replace(recipe, emphasised=member) for recipe in RECIPES if recipe.name == name for member in members]

@@ -303,19 +303,22 @@ def start_of_run(context: Context, run_id: str, capability: str) -> str:
 def version_to_start_with(context: Context, capability: str) -> str:
     """Return the adapter version whose weights a new training begins with, "" for new weights.
 
-    With ``training.start = "warm"`` it is the version of the capability that answers in the live system. Without one it
-    is the version that answers everything, or what the router leaves to the base model: what the live system can do is
-    not learnt a second time. A distillation begins with new weights.
+    With ``training.start = "warm"`` it is the live version of the capability, also where only a merge of it answers.
+    Without one it is the version that answers everything, or what the router leaves to the base model: what the live
+    system can do is not learnt a second time. Where that is a merge, the new version becomes one of its members, so it
+    begins with new weights; so does a distillation.
     """
     # Imported here because the API imports this module, and routers load numpy.
     from traced.pipeline.incumbent import incumbent_of
 
     if context.settings.training.start == "fresh" or capability == DISTILLED:
         return ""
-    composition = incumbent_of(context).composition
+    incumbent = incumbent_of(context)
+    composition = incumbent.composition
     capability = MERGED if capability == MIXTURE else capability
-    names = [name for name in composition.models if capability_of(name) == capability]
-    if composition.models and (broadest := composition.default or composition.model):
+    names = [name for name in (*composition.models, *incumbent.live) if capability_of(name) == capability]
+    broadest = composition.default or composition.model
+    if composition.models and broadest and capability_of(broadest) != MERGED:
         names.append(broadest)
     for name in sound(context, dict.fromkeys(names)):
         with context.read_session() as session:

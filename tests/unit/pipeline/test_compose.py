@@ -11,7 +11,7 @@ import pytest
 from traced.config.settings import load_settings
 from traced.core.errors import CapabilityError
 from traced.evaluation.gate import GatePolicy
-from traced.pipeline import compose
+from traced.pipeline import compose, validation
 from traced.pipeline.incumbent import Incumbent
 from traced.pipeline.merged_version import RECIPES, Recipe, remove_merges, with_emphasis
 from traced.routing.composition import Candidate, Composition
@@ -156,6 +156,8 @@ def recorded_plays(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Composition, A
 
     for name, value in [("routers", routers), ("composition_policy", composition_policy), ("episodes", episodes)]:
         monkeypatch.setattr(compose, name, value)
+    for name, value in [("composition_policy", composition_policy), ("episodes", episodes)]:
+        monkeypatch.setattr(validation, name, value)
     monkeypatch.setattr(compose, "round_jobs", lambda *_: [])
     monkeypatch.setattr(compose, "gate_temperature", lambda *_: 0.0)
     monkeypatch.setattr(compose, "policy_of", lambda _: GatePolicy())
@@ -264,8 +266,9 @@ async def test_episodes_of_a_merge_are_those_of_its_members(monkeypatch: pytest.
         return []
 
     recorded_plays(monkeypatch)
-    monkeypatch.setattr(compose, "episodes", episodes)
-    monkeypatch.setattr(compose, "validation_temperature", lambda _: 0.0)
+    monkeypatch.setattr(validation, "episodes", episodes)
+    monkeypatch.setattr(validation, "composition_policy", no_operation)
+    monkeypatch.setattr(validation, "validation_temperature", lambda _: 0.0)
     first = RECIPES[0].name
     engine = SimpleNamespace(unload=no_operation)
     context = SimpleNamespace(target_source=nothing, serve=no_operation, engine=returning(engine))
@@ -275,7 +278,7 @@ async def test_episodes_of_a_merge_are_those_of_its_members(monkeypatch: pytest.
     assert names[0] == names[2] != names[1]
 
 
-async def no_operation(*_: object) -> None:
+async def no_operation(*_: object, **__: object) -> None:
     """Load or unload nothing."""
 
 
@@ -293,14 +296,14 @@ def test_a_short_list_of_tasks_is_validated_in_trials_that_differ(tmp_path: Path
         values = {"composition.seeds": 20, "collect.temperature": 0.9, **settings}
         return SimpleNamespace(target=target, settings=load_settings(tmp_path, values))
 
-    jobs = compose.validation_jobs(context(8))
+    jobs = validation.validation_jobs(context(8))
     assert len(jobs) == 20
     assert [(job.seed, job.trial) for job in jobs[7:9]] == [(107, 0), (100, 1)]
-    assert compose.validation_temperature(context(8)) == 0.9
-    assert compose.validation_temperature(context(8, **{"engine.temperature": 0.3})) == 0.3
-    jobs = compose.validation_jobs(context(50))
+    assert validation.validation_temperature(context(8)) == 0.9
+    assert validation.validation_temperature(context(8, **{"engine.temperature": 0.3})) == 0.3
+    jobs = validation.validation_jobs(context(50))
     assert [(job.seed, job.trial) for job in jobs] == [(seed, 0) for seed in range(130, 150)]
-    assert compose.validation_temperature(context(50)) == 0.0
+    assert validation.validation_temperature(context(50)) == 0.0
 
 
 async def test_a_comparison_that_fails_leaves_no_merges(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

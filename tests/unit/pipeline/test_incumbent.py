@@ -35,7 +35,7 @@ from traced.core.errors import CapabilityError
 from traced.evaluation.gate import GatePolicy
 from traced.inference.client import Completion
 from traced.inference.policies import Policy
-from traced.pipeline import base_check, episodes, gate, incumbent, train
+from traced.pipeline import base_check, candidate, episodes, gate, incumbent, train
 from traced.pipeline.collect import collect, collected
 from traced.pipeline.context import Context, RunningStage
 from traced.pipeline.episodes import Player
@@ -78,7 +78,8 @@ def agents(monkeypatch: pytest.MonkeyPatch) -> dict[str, Agent]:
 
     monkeypatch.setattr(episodes, "model_policy", policy)
     monkeypatch.setattr("traced.pipeline.routers.model_policy", policy)
-    monkeypatch.setattr(incumbent, "serve_version", nothing)
+    for module in (candidate, incumbent):
+        monkeypatch.setattr(module, "serve_version", nothing)
     return by_model
 
 
@@ -138,10 +139,10 @@ def test_a_further_version_begins_with_the_one_that_answers_if_it_is_asked_for(t
         (Composition((LIVE,)), LIVE, LIVE),
         (Composition(("other@v1", LIVE), "hidden-state", default=LIVE), LIVE, LIVE),
         (Composition((LIVE,), "hidden-state"), "", LIVE),
-        (Composition((LIVE, "merged@v1"), "hidden-state", default="merged@v1"), "merged@v1", LIVE),
-        # Live, but another one answers in its place.
-        (Composition(("merged@v1",)), "merged@v1", "merged@v1"),
-        (Composition(), "", ""),
+        # A merge is made again, with the new version as a member.
+        (Composition((LIVE, "merged@v1"), "hidden-state", default="merged@v1"), "", LIVE),
+        (Composition(("merged@v1",)), "", LIVE),
+        (Composition(), "", LIVE),
     ],
 )
 def test_a_new_capability_begins_with_the_adapter_that_answers_most_conversations(
@@ -292,7 +293,7 @@ async def test_a_gate_compares_the_live_system_with_and_without_the_version(
         return {}
 
     monkeypatch.setattr(gate, "compare", compare)
-    monkeypatch.setattr(incumbent, "routers", routers)
+    monkeypatch.setattr(candidate, "routers", routers)
     monkeypatch.setattr(incumbent, "live_routers", routers)
     with context_with_chain(tmp_path, {}) as context:
         stage = RunningStage(context.progress, "gate")
