@@ -130,7 +130,7 @@ class TrainingSection(Section):
     start: Literal["fresh", "warm"] = Field(
         default="fresh",
         description='weights that an adapter of a later cycle begins with: "fresh": new ones; "warm": those of its '
-        "capability's version in the live system, else those of the version that answers the other conversations",
+        "capability's live version, else those of the version that answers the other conversations if it is no merge",
     )
     max_turns: Positive = Field(default=16, description="assistant messages after which an episode ends")
     max_length: Positive = Field(default=1024, description="tokens of one rollout, all turns")
