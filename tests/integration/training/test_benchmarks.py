@@ -47,6 +47,7 @@ def test_training_against_stock_trl() -> None:
     assert result["servers"]["embedded"]["synchronise_s"] > 0
 
 
+@pytest.mark.release
 def test_the_gpu_benchmark_on_a_cpu_without_the_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # Each part runs in a process of its own, so the modules are blocked where every interpreter starts.
     (tmp_path / "sitecustomize.py").write_text(BLOCK)
