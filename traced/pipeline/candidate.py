@@ -7,6 +7,7 @@ one, if it is the best candidate.
 """
 
 import asyncio
+import shutil
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
@@ -59,20 +60,23 @@ async def candidate_player(context: Context, adapter: str, tick: Callable[[str],
     if incumbent.is_base:
         yield Player(adapter)
         return
-    place = await _place(context, incumbent.composition, adapter, tick)
+    merge = await asyncio.to_thread(_merge_with, context, incumbent.composition, adapter)
     try:
+        place = await _place(context, incumbent.composition, adapter, merge, tick)
         if place.merge is not None:
             await context.serve(merge_name(adapter), place.merge)
         yield SystemPlayer(candidate_model(adapter), composition=place.composition, routers=place.routers)
     finally:
-        if place.merge is not None:
-            # An engine may have no slots for the merges of all gates.
+        if merge is not None:
+            # An engine may have no slots for the merges of all gates, and each is as large as an adapter.
             await (await context.engine()).unload(merge_name(adapter))
+            await asyncio.to_thread(shutil.rmtree, merge, ignore_errors=True)
 
 
-async def _place(context: Context, live: Composition, adapter: str, tick: Callable[[str], None]) -> Place:
+async def _place(
+    context: Context, live: Composition, adapter: str, merge: Path | None, tick: Callable[[str], None]
+) -> Place:
     """Return the better place of a version in the live composition; the merge where none can be compared."""
-    merge = await asyncio.to_thread(_merge_with, context, live, adapter)
     places = [await _place_of(context, with_version(live, adapter, context.settings.routing.router))]
     if merge is not None:
         places.insert(0, await _place_of(context, with_merge(live, adapter, merge_name(adapter)), merge))

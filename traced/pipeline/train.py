@@ -10,7 +10,7 @@ How it fails: a broken environment, one that teaches nothing or a person's stop 
 """
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
@@ -373,17 +373,18 @@ async def _supervised(
     except BaseException as stop:
         _end(context, job, RunState.INTERRUPTED, type(stop).__name__)
         raise
-    summary = run_summary(result, solutions=sum(int(row.get("demonstrations", 0)) for row in read_metrics(job.metrics)))
+    summary = run_summary(result, read_metrics(job.metrics))
     _end(context, job, RunState.FINISHED, summary, validation_episodes=result.validation_episodes)
 
 
-def run_summary(result: TrainingResult, *, solutions: int = 0) -> str:
+def run_summary(result: TrainingResult, metrics: Iterable[Metrics] = ()) -> str:
     """Return how a finished run went back, why it ended early, and which policy it published if not the last one.
 
     Args:
         result: The finished run.
-        solutions: The rollouts that the environment's solution replaced in updates (``training.demonstrations``).
+        metrics: Its iterations; they count the rollouts that the environment's solution replaced.
     """
+    solutions = sum(int(row.get("demonstrations", 0)) for row in metrics)
     is_earlier = result.policy is not None and result.policy != result.iterations
     published = f"published is the policy after {result.policy} of {result.iterations} updates" if is_earlier else ""
     validated = f"{result.validation_episodes} validation episodes" if result.validation_episodes else ""

@@ -43,18 +43,20 @@ class Engine:
 class Merges:
     """Records which members are merged, and how."""
 
-    def __init__(self) -> None:
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
         self.members: list[str] = []
         self.recipe: Recipe | None = None
 
     def __call__(self, context: Context, members: Sequence[str], recipes: Sequence[Recipe]) -> dict[str, Path]:
         self.members, (self.recipe,) = [*members], recipes
-        return {self.recipe.name: Path("/merge")}
+        self.folder.mkdir(exist_ok=True)
+        return {self.recipe.name: self.folder}
 
 
 @pytest.fixture
-def merges(monkeypatch: pytest.MonkeyPatch) -> Merges:
-    merges = Merges()
+def merges(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Merges:
+    merges = Merges(tmp_path / "merge")
 
     async def nothing(*_: object) -> None:
         return None
@@ -129,7 +131,8 @@ async def test_the_live_merge_is_made_again_with_the_version(
     )
     assert player == SystemPlayer(candidate_model(adapter), composition=Composition((merge_name(adapter),)))
     assert (merges.members, merges.recipe) == (members, Recipe("ties", 0.5))
-    assert engine.folders == {merge_name(adapter): Path("/merge")}
+    assert engine.folders == {merge_name(adapter): merges.folder}
+    assert not merges.folder.exists()
     assert engine.unloaded == [merge_name(adapter)]
 
 
@@ -153,6 +156,7 @@ async def test_behind_a_router_is_the_place_of_a_version_that_does_better_there(
     assert isinstance(player, SystemPlayer)
     assert player.composition == Composition((NEW, "merged@v1"), "hidden-state", default="merged@v1")
     assert not engine.folders
+    assert not merges.folder.exists()
 
 
 async def test_an_adapter_that_was_trained_in_the_mixture_cannot_be_merged_again(

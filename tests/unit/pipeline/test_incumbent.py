@@ -305,3 +305,5 @@ async def test_a_gate_compares_the_live_system_with_and_without_the_version(
     assert (first.baseline, first.candidate, first_policy.live_environments) == (Player("base"), Player(LIVE), 0)
     assert (second.baseline.name, second.candidate.name) == (INCUMBENT, candidate_model(LIVE))
     assert second_policy.names == ("environment", "target", "regression", "live")
+    # The version is the only live one, and a router decides between it and the base model.
+    assert stage.detail == {"candidate": "router by hidden-state"}

@@ -60,7 +60,7 @@ def test_one_rollout_of_a_group_is_always_the_policys(tmp_path: Path, rollouts: 
 
 def test_a_finished_run_says_how_many_rollouts_the_solution_replaced() -> None:
     result = TrainingResult("a", 9, 0, 1.0, policy=9, validation_episodes=96)
-    assert run_summary(result, solutions=12) == (
+    assert run_summary(result, [{"demonstrations": 8.0}, {}, {"demonstrations": 4.0}]) == (
         "96 validation episodes; the environment's solution replaced 12 rollouts in updates"
     )
 
