@@ -112,7 +112,9 @@ async def running_gateway(
 
     The engines with the numbers ``refuses_loads`` load no adapter.
     """
-    overrides = {"serving.port": 0, "routing.router": "labels", **(settings or {})}
+    # A routing decision may take as long as a busy machine needs.
+    defaults = {"serving.port": 0, "serving.routing_timeout_s": 60.0, "routing.router": "labels"}
+    overrides = {**defaults, **(settings or {})}
     loaded_settings = load_settings(tmp_path, overrides)
     store = open_store(sqlite_url(tmp_path / "traced.db"))
     try:
