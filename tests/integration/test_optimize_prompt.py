@@ -15,12 +15,14 @@ from rich.console import Console
 from sandbox.hashing import environment_hash
 from store.database import open_store, write_session
 from store.records import PromptPatch, RunState
+from store.repositories import gates, promotions
 from store.repositories.adapters import set_training_state
 from store.repositories.llm_replies import list_patches
 from store.repositories.trajectories import TrajectoryFilter, list_trajectories
 from tests.desk import DESK
 from tests.integration.test_routing import ADAPTER, COMPOUND, CYCLE, LAMP_SHOP, save_cycle
 from tests.scripted_model import Scripted, Silence, Status, scripted_server
+from tests.unit.store import chain
 from tests.unit.store.chain import T0
 from traced.config.settings import load_settings
 from traced.core.progress import Progress
@@ -124,6 +126,29 @@ async def test_a_question_that_is_filtered_costs_its_step_and_ends_nothing(
         patch = await optimized(data_dir, engine, server)
         assert server.requests
     assert patch.figures["evolution"]["proposed"] >= 1
+
+
+async def test_where_adapters_are_live_the_live_system_plays_with_and_without_the_text(
+    data_dir: Path, engine: EngineProcess
+) -> None:
+    live = "error-recovery@v1"
+    save_cycle(data_dir, LAMP_SHOP, "desk-bundled-0-0", live)
+    store = open_store(f"sqlite:///{data_dir / 'traced.db'}")
+    with write_session(store) as session:
+        gates.save_approval(session, chain.approval(live))
+        promotions.promote(session, live, actor="Ada", at=T0)
+    store.dispose()
+    with scripted_server(advice, canaries=[CANARY]) as server:
+        patch = await optimized(data_dir, engine, server, **{"routing.router": "labels"})
+    played = {item.model for item in stored_episodes(data_dir, source=SOURCE)}
+    texts = {model for model in played if model.startswith("incumbent+")}
+    assert len(texts) >= 2  # the first text and proposals
+    assert played - texts == {"incumbent", f"incumbent with {ADAPTER}"}
+    results = patch.figures["gates"]
+    assert results["prompt"]["adapter"] in texts
+    assert results["adapter"]["adapter"] == ADAPTER
+    # What is live must lose nothing in its own environment, under a text as under an adapter.
+    assert all("live" in {item["name"] for item in gate["comparisons"]} for gate in results.values())
 
 
 def check_figures(patch: PromptPatch, question_count: int) -> None:

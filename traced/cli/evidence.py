@@ -169,7 +169,7 @@ def _patch_gate(gate: GateResult, name: str, first: str, second: str) -> Iterato
 
 
 def _rates(patch: PromptPatch) -> str:
-    """Format the base model's success rates in the capability's environment, without and with the prompt."""
+    """Format the success rates in the capability's environment, without and with the prompt."""
     for comparison in gates(patch)["prompt"].comparisons if patch.figures.get("gates") else []:
         if comparison.name == "environment":
             rates = f"{100 * comparison.base:.0f} % to {100 * comparison.adapter:.0f} %"

@@ -59,7 +59,7 @@ def prompted(messages: list[Message], patch: str) -> list[Message]:
 
 @dataclass(frozen=True)
 class Player:
-    """A model served by the engine, with the prompt patch that it reads."""
+    """A model served by the engine, with the prompt patch at the end of every system prompt ("" for none)."""
 
     model: str
     patch: str = ""
@@ -70,9 +70,13 @@ class Player:
         return f"{self.model}+{hashlib.sha256(self.patch.encode()).hexdigest()[:12]}" if self.patch else self.model
 
     async def policy(self, context: Context, temperature: float) -> Policy:
-        """Return its policy at a temperature; the model must be served already."""
-        policy = await model_policy(context, self.model, temperature)
+        """Return its policy at a temperature; what it plays with must be served already."""
+        policy = await self.policy_without_patch(context, temperature)
         return PromptedPolicy(policy, self.patch) if self.patch else policy
+
+    async def policy_without_patch(self, context: Context, temperature: float) -> Policy:
+        """Return its policy for prompts as they are."""
+        return await model_policy(context, self.model, temperature)
 
 
 def seed_jobs(seeds: Sequence[int], trials: int = 1) -> list[EpisodeJob]:

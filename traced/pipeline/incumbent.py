@@ -78,7 +78,7 @@ class SystemPlayer(Player):
     composition: Composition = BASE_ALONE
     routers: Mapping[str, FallbackRouter] = field(default_factory=dict, compare=False)
 
-    async def policy(self, context: Context, temperature: float) -> Policy:
+    async def policy_without_patch(self, context: Context, temperature: float) -> Policy:
         """Return the policy of the composition; its versions must be served already."""
         return await composition_policy(context, self.composition, self.routers, temperature)
 
@@ -212,7 +212,7 @@ async def save_answering_models(
     """Store which model answered each episode of a composition; one without a router has a single model."""
     if not isinstance(player, SystemPlayer):
         return
-    policy = await player.policy(context, temperature)
+    policy = await player.policy_without_patch(context, temperature)
     if isinstance(policy, RoutedPolicy):
         choices = await routing_choices(policy, trajectories)
     else:

@@ -1,8 +1,9 @@
 """The prompt stage: evolve a prompt patch for a capability, before or in addition to an adapter, and gate it.
 
-The patch is evolved on the base model's episodes in the admitted environment, on the seeds and within the number of
-rollouts of the capability's training. The gate's own seeds then compare base with patch to base, and to the adapter of
-the same environment if this cycle has one. Episodes and model replies are stored as they come, so the stage continues
+The patch is evolved on episodes of the cycle's incumbent, the live system or the base model, in the admitted
+environment, on the seeds and within the number of rollouts of the capability's training. The gate's own seeds then
+compare the incumbent with the patch to the incumbent, and to the incumbent with the adapter of the same environment if
+this cycle has one. Episodes and model replies are stored as they come, so the stage continues
 where it stopped; only messages, tools and rewards reach the language model. A spent budget ends the evolution, not the
 comparison.
 """
@@ -12,6 +13,7 @@ import dataclasses
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from agents.errors import ModelDenied, ModelError, ModelRefused, OutOfForm
@@ -27,10 +29,11 @@ from store.repositories.llm_replies import save_patch
 from store.types import Capability, Outcome, Trajectory
 from traced.core.errors import CapabilityError, StageError
 from traced.core.seeds import derive_seed
-from traced.pipeline.adapter_files import serve_version
+from traced.pipeline.candidate import candidate_player
 from traced.pipeline.context import Context, RunningStage
-from traced.pipeline.episodes import BASE, Player, player_episodes, seed_jobs
+from traced.pipeline.episodes import Player, player_episodes, seed_jobs
 from traced.pipeline.gate import Sides, compare, gate, policy_of, stored_gate
+from traced.pipeline.incumbent import incumbent_player
 from traced.pipeline.train import job_for
 from traced.prompt_optimization.evolution import STAGE, Evolved, Plan, evolve, patch_in, question
 from traced.prompt_optimization.patches import Gates, no_worse
@@ -56,9 +59,17 @@ async def optimize_prompt(context: Context, capability: str, environment: str) -
     purpose = Purpose(context.cycle_id, STAGE, capability)
     async with language_model(context) as model:
         with context.stage(STAGE, f"Evolve a prompt for {capability}", capability, plan.rollouts + gated) as stage:
+            player = await incumbent_player(context)
             async with context.environment_source(source_code) as source:
-                evolved = await _evolve(_EvolutionRun(context, model, purpose, capability_row, source, stage), plan)
-            gates = await _gates(context, capability, environment, evolved.text, stage)
+                run = _EvolutionRun(context, model, purpose, capability_row, player, source, stage)
+                evolved = await _evolve(run, plan)
+            sides = Sides(
+                ((context.cycle_id, capability),),
+                environment,
+                baseline=player,
+                candidate=dataclasses.replace(player, patch=evolved.text),
+            )
+            gates = await _gates(context, capability, sides, stage)
             figures = figures_of(evolved, plan, gates, environment, context.settings.engine.temperature)
             figures["spent"] = dataclasses.asdict(model.usage(purpose))
             patch = PromptPatch(context.cycle_id, capability, evolved.text, figures, context.now())
@@ -128,12 +139,13 @@ async def _evolve(work: "_EvolutionRun", plan: Plan) -> Evolved:
 
 @dataclass(frozen=True)
 class _EvolutionRun:
-    """The episodes and the language model of one evolution."""
+    """The episodes and the language model of one evolution; ``player`` plays without a patch."""
 
     context: Context
     model: Model
     purpose: Purpose
     capability: Capability
+    player: Player
     source: SandboxSource
     stage: RunningStage
 
@@ -154,7 +166,8 @@ class _EvolutionRun:
         """Return an episode for each seed; episodes lost to infrastructure are played again."""
         jobs = seed_jobs(list(dict.fromkeys(seeds)))
         for _ in range(TRIES):
-            trajectories = await player_episodes(self.context, self.source, jobs, Player(BASE, patch), tokens=False)
+            player = dataclasses.replace(self.player, patch=patch)
+            trajectories = await player_episodes(self.context, self.source, jobs, player, tokens=False)
             failures = [trajectory for trajectory in trajectories if trajectory.outcome is Outcome.INFRASTRUCTURE]
             if not failures:
                 # Seeds may repeat in a request; one episode is stored per seed, and every repetition gets that one.
@@ -171,23 +184,21 @@ class _EvolutionRun:
         )
 
 
-async def _gates(context: Context, capability: str, environment: str, patch: str, stage: RunningStage) -> Gates:
-    """Return the prompt's gate, the adapter's gate, and the comparison between them."""
-    # The prompt is compared with the base model alone, whatever is live.
-    policy, prompt = dataclasses.replace(policy_of(context), live_environments=0), Player(BASE, patch)
-    sides = Sides(((context.cycle_id, capability),), environment, Player(BASE), prompt)
-    against_base = await compare(context, prompt.name, sides, policy, stage)
-    adapter = adapter_trained_in(context, capability, environment)
+async def _gates(context: Context, capability: str, sides: Sides, stage: RunningStage) -> Gates:
+    """Return the prompt's gate on these sides, the adapter's gate, and the comparison between them."""
+    policy, name = policy_of(context), sides.candidate.name
+    against_incumbent = await compare(context, name, sides, policy, stage)
+    adapter = adapter_trained_in(context, capability, sides.environment)
     if adapter is None:
-        return Gates(against_base)
+        return Gates(against_incumbent)
     if stored_gate(context, adapter) is None:
         # A gate that does not pass raises, but its result is stored either way.
         with contextlib.suppress(CapabilityError):
             await gate(context, adapter)
-    await serve_version(context, adapter)
-    sides = dataclasses.replace(sides, baseline=Player(adapter))
-    against_adapter = await compare(context, f"{prompt.name} for {adapter}", sides, no_worse(policy), stage)
-    return Gates(against_base, stored_gate(context, adapter), against_adapter)
+    async with candidate_player(context, adapter, partial(stage.advance, 0)) as with_adapter:
+        sides = dataclasses.replace(sides, baseline=with_adapter)
+        against_adapter = await compare(context, f"{name} for {adapter}", sides, no_worse(policy), stage)
+    return Gates(against_incumbent, stored_gate(context, adapter), against_adapter)
 
 
 @asynccontextmanager

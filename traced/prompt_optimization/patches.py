@@ -1,9 +1,11 @@
 """Stored prompt patches, and the remedy that their gates decide on: the prompt, the adapter, or neither.
 
-    prompt       base with patch against base: the gate, as it judges an adapter
-    adapter      the adapter against base: its own gate
-    comparison   base with patch against the adapter, on the same seeds: no loss beyond the gate's margin for
-                 untouched tasks, in any comparison (``no_worse``)
+    prompt       the incumbent with the patch against the incumbent: the gate, as it judges an adapter
+    adapter      the incumbent with the adapter against the incumbent: the adapter's own gate
+    comparison   the incumbent with the patch against the incumbent with the adapter, on the same seeds: no loss beyond
+                 the gate's margin for regression tasks, in any comparison (``no_worse``)
+
+Without live adapters the incumbent is the base model, and the incumbent with an adapter is the adapter alone.
 
 A prompt suffices if it passes its gate and the adapter does not, or is not better by more than that margin. The adapter
 is needed if it passes and the prompt fails, or is worse by more than the margin. An interval that contains the margin
