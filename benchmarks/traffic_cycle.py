@@ -1,7 +1,7 @@
 """From an agent's traffic to adapters that take traffic, without a simulator of its world.
 
-    python -m benchmarks.traffic_cycle [--conversations 300] [--paired 150] [--canary 1000] [--seed 0] [--set KEY=VALUE]
-                                       [--into DIR] [--json]
+    python -m benchmarks.traffic_cycle [--cycles 1] [--conversations 300] [--paired 150] [--canary 1000] [--seed 0]
+                                       [--set KEY=VALUE] [--into DIR] [--json]
 
 An agent serves the users of the bundled desk with the bundled model. ``traced`` knows nothing of the desk: its target
 is ``kind = "recorded"``, and it sees the requests at its router and the feedback, in ``traced up``.
@@ -11,10 +11,10 @@ is ``kind = "recorded"``, and it sees the requests at its router and the feedbac
 3. Every adapter that waits for a decision is approved as a shadow, gets ``SHADOWED`` conversations, and is then
    approved as a canary.
 4. The agent serves new tasks with feedback until each canary is live or rolled back, at most ``--canary`` tasks.
-5. It serves the tasks of step 1 again.
+5. It serves the tasks of step 1 again. With ``--cycles`` above 1 it then goes on with step 2.
 
-Aims: an adapter is promoted; success on the tasks of step 1 rises by ``GAIN`` with an interval above 0; at most 40
-minutes. Exit code 1 when one is missed. A folder that is given with ``--into`` keeps the data directory.
+Aims: an adapter is promoted; success on the tasks of step 1 rises by ``gain`` with an interval above 0; at most 40
+minutes per cycle. Exit code 1 when one is missed. A folder that is given with ``--into`` keeps the data directory.
 """
 
 import argparse
@@ -26,8 +26,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any, cast
 
@@ -50,6 +51,7 @@ SHADOWED = 40
 BATCH = 100  # canary conversations between two looks
 POLL_S = 2.0
 CYCLE_S = 3600.0
+OVER = ("finished", "failed")
 # The first tasks of the train split are those of step 1.
 TASKS = range(500_000, 600_000)
 
@@ -184,53 +186,61 @@ async def measure(folder: Path, options: argparse.Namespace, note: Any) -> dict[
     """Run all steps and return the figures."""
     started, place = time.monotonic(), new_place(folder, options)
     tasks = iter(TASKS)
-
-    def draw(count: int) -> list[int]:
-        return [next(tasks) for _ in range(count)]
-
-    figures: dict[str, Any] = {"seed": options.seed, "conversations": options.conversations}
+    figures: dict[str, Any] = {"seed": options.seed, "conversations": options.conversations, "cycles": []}
     async with place.service(), AsyncOpenAI(base_url=f"{place.url}/v1", api_key="none", max_retries=5) as client:
-        agent, paired = Agent(client, place), draw(options.paired)
-        earlier = await agent.serve(paired, "earlier", feedback=False)
-        note(f"{sum(earlier.values())} of {len(earlier)} paired tasks solved without adapters")
-        with_feedback = await agent.serve(draw(options.conversations), "traffic", feedback=True)
-        note(f"{sum(with_feedback.values())} of {len(with_feedback)} conversations with feedback succeeded")
-        status = await _until_waiting(place)
-        waiting = list(status["waiting"])
-        figures["cycle_minutes"] = round((time.monotonic() - started) / 60, 1)
-        note(f"waiting for a decision: {', '.join(waiting) or 'nothing'}")
-        if not waiting:
-            note(f"why: {json.dumps({key: status[key] for key in ('cycles', 'adapters', 'failures', 'blocked')})}")
-        figures |= {"gated": waiting, "promoted": [], "rolled_back": [], "canary_conversations": 0}
-        if waiting:
-            for name in waiting:
-                await place.traced("approve", name, "--policy", "shadow", "--yes")
-            await _status_when(place, lambda status: not status["running"] and not status["waiting"])
-            await agent.serve(draw(SHADOWED), "shadowed", feedback=True)
-            for name in waiting:
-                await place.traced("approve", name, "--policy", "canary", "--yes")
-            while figures["canary_conversations"] < options.canary:
-                count = min(BATCH, options.canary - figures["canary_conversations"])
-                await agent.serve(draw(count), "canary", feedback=True)
-                figures["canary_conversations"] += count
-                traffic = await _traffic(place)
-                note(f"{figures['canary_conversations']} conversations with canaries: {traffic}")
-                if all("canary" not in state for state in traffic.values()):
-                    break
-            traffic = await _traffic(place)
-            figures["traffic"] = traffic
-            figures["promoted"] = [name for name, state in traffic.items() if state == "live"]
-        later = await agent.serve(paired, "later", feedback=False)
-        note(f"{sum(later.values())} of {len(later)} paired tasks solved at the end")
-    gain = compare([Pair(str(seed), 0, earlier[seed], later[seed]) for seed in paired])
-    figures |= {
-        "before": sum(earlier.values()) / len(earlier),
-        "after": sum(later.values()) / len(later),
-        "gain": gain.difference,
-        "ci": [gain.low, gain.high],
+        agent, paired = Agent(client, place), list(islice(tasks, options.paired))
+        outcomes = [await agent.serve(paired, "paired-0", feedback=False)]
+        note(f"{sum(outcomes[0].values())} of {len(paired)} paired tasks solved without adapters")
+        for number in range(1, options.cycles + 1):
+            figures["cycles"].append(await _cycle(agent, tasks, number, options, note))
+            outcomes.append(await agent.serve(paired, f"paired-{number}", feedback=False))
+            note(f"{sum(outcomes[-1].values())} of {len(paired)} paired tasks solved after cycle {number}")
+            figures["cycles"][-1]["step"] = _gain(outcomes[-2], outcomes[-1])
+    return figures | {
+        "promoted": [name for cycle in figures["cycles"] for name in cycle["promoted"]],
+        "success": [sum(row.values()) / len(paired) for row in outcomes],
+        **_gain(outcomes[0], outcomes[-1]),
         "minutes": round((time.monotonic() - started) / 60, 1),
     }
-    return figures
+
+
+def _gain(earlier: dict[int, bool], later: dict[int, bool]) -> dict[str, Any]:
+    """Return the paired difference of two runs of the same tasks."""
+    gain = compare([Pair(str(seed), 0, earlier[seed], later[seed]) for seed in earlier])
+    return {"gain": gain.difference, "ci": [gain.low, gain.high]}
+
+
+async def _cycle(
+    agent: Agent, tasks: Iterator[int], number: int, options: argparse.Namespace, note: Any
+) -> dict[str, Any]:
+    """Serve conversations with feedback, wait for the cycle of this number, and put its adapters on trial."""
+    started, place = time.monotonic(), agent.place
+    traffic = await agent.serve(islice(tasks, options.conversations), f"traffic-{number}", feedback=True)
+    note(f"{sum(traffic.values())} of {len(traffic)} conversations with feedback succeeded")
+    status = await _until_ended(place, number, ("waiting", *OVER))
+    waiting = list(status["waiting"])
+    figures: dict[str, Any] = {"minutes": round((time.monotonic() - started) / 60, 1), "gated": waiting}
+    figures |= {"success": sum(traffic.values()) / len(traffic), "promoted": [], "canary_conversations": 0}
+    note(f"cycle {number}: waiting for a decision: {', '.join(waiting) or 'nothing'}")
+    if not waiting:
+        note(f"why: {json.dumps({key: status[key] for key in ('cycles', 'adapters', 'failures', 'blocked')})}")
+        return figures
+    for name in waiting:
+        await place.traced("approve", name, "--policy", "shadow", "--yes")
+    await _until_ended(place, number, OVER)
+    await agent.serve(islice(tasks, SHADOWED), f"shadowed-{number}", feedback=True)
+    for name in waiting:
+        await place.traced("approve", name, "--policy", "canary", "--yes")
+    while figures["canary_conversations"] < options.canary:
+        count = min(BATCH, options.canary - figures["canary_conversations"])
+        await agent.serve(islice(tasks, count), f"canary-{number}", feedback=True)
+        figures["canary_conversations"] += count
+        states = await _traffic(place)
+        note(f"{figures['canary_conversations']} conversations with canaries: {states}")
+        if all("canary" not in states[name] for name in waiting):
+            break
+    states = await _traffic(place)
+    return figures | {"traffic": states, "promoted": [name for name in waiting if states[name] == "live"]}
 
 
 async def _status_when(place: Place, condition: Any) -> dict[str, Any]:
@@ -243,11 +253,9 @@ async def _status_when(place: Place, condition: Any) -> dict[str, Any]:
     raise SystemExit(f"no end after {CYCLE_S:.0f} s: {json.dumps(status)}")
 
 
-async def _until_waiting(place: Place) -> dict[str, Any]:
-    """Return the status when the cycle has ended or waits for people."""
-    return await _status_when(
-        place, lambda status: any(cycle["state"] in ("waiting", "finished", "failed") for cycle in status["cycles"])
-    )
+async def _until_ended(place: Place, number: int, ends: Sequence[str]) -> dict[str, Any]:
+    """Return the status when this many cycles are in one of these states."""
+    return await _status_when(place, lambda status: sum(cycle["state"] in ends for cycle in status["cycles"]) >= number)
 
 
 async def _traffic(place: Place) -> dict[str, str]:
@@ -261,7 +269,7 @@ def meets(figures: dict[str, Any]) -> bool:
         len(figures["promoted"]) >= AIMS["promoted"]
         and figures["gain"] >= AIMS["gain"]
         and figures["ci"][0] > AIMS["ci_low_above"]
-        and figures["minutes"] <= AIMS["minutes"]
+        and figures["minutes"] <= AIMS["minutes"] * len(figures["cycles"])
     )
 
 
@@ -270,7 +278,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.traffic_cycle", description=(__doc__ or "").split("\n")[0]
     )
-    parser.add_argument("--conversations", type=int, default=300, help="conversations with feedback before the cycle")
+    parser.add_argument("--cycles", type=int, default=1)
+    parser.add_argument("--conversations", type=int, default=300, help="conversations with feedback before a cycle")
     parser.add_argument("--paired", type=int, default=150, help="tasks that are served before and after")
     parser.add_argument("--canary", type=int, default=1000, help="most conversations while canaries are undecided")
     parser.add_argument("--seed", type=int, default=0)

@@ -30,10 +30,12 @@ SETTINGS = [
 def test_from_traffic_to_a_canary(tmp_path: Path) -> None:
     notes: list[str] = []
     # Of 100 conversations too few may succeed with a capability for an environment: that needs eight different ones.
-    options = argparse.Namespace(seed=0, conversations=160, paired=4, canary=40, settings=SETTINGS)
+    options = argparse.Namespace(seed=0, cycles=1, conversations=160, paired=4, canary=40, settings=SETTINGS)
     figures = asyncio.run(measure(tmp_path, options, notes.append))
-    assert figures["gated"], notes
+    [cycle] = figures["cycles"]
+    assert cycle["gated"], notes
     # Trained for two iterations an adapter is as good as the base: which end its canary comes to does not matter here.
-    assert figures["traffic"].keys() >= set(figures["gated"])
-    assert figures["canary_conversations"] == 40
-    assert set(figures["promoted"]) <= set(figures["gated"])
+    assert cycle["traffic"].keys() >= set(cycle["gated"])
+    assert cycle["canary_conversations"] == 40
+    assert set(figures["promoted"]) <= set(cycle["gated"])
+    assert len(figures["success"]) == 2
