@@ -192,6 +192,7 @@ def test_where_only_the_adapter_helps_it_is_needed(data_dir: Path, tasks: dict[s
         assert report["evolution"]["budget"] - 12 < report["evolution"]["rollouts"] <= ROLLOUTS
 
 
+@pytest.mark.release
 def test_where_both_help_the_prompt_is_enough_because_it_is_no_worse(data_dir: Path, tasks: dict[str, Any]) -> None:
     with obedient(tasks, obeys=True, adapter_helps=True) as agent:
         report = optimized(data_dir, agent)[0].json
@@ -219,6 +220,7 @@ def test_in_a_cycle_of_the_service_no_adapter_is_trained_where_a_prompt_is_enoug
     assert "a prompt is enough (" in prompt_sentence(prompt)
 
 
+@pytest.mark.release
 def test_where_no_more_tokens_may_be_spent_the_best_so_far_is_compared(data_dir: Path, tasks: dict[str, Any]) -> None:
     with obedient(tasks, obeys=True, adapter_helps=False) as agent, scripted_server(proposals) as server:
         options = ["--set", "prompting.max_tokens=1"]
@@ -231,6 +233,7 @@ def test_where_no_more_tokens_may_be_spent_the_best_so_far_is_compared(data_dir:
     assert CAPABILITY.description in result.out
 
 
+@pytest.mark.release
 def test_a_language_model_that_is_not_there_costs_nothing_that_was_played(
     data_dir: Path, tasks: dict[str, Any]
 ) -> None:
@@ -246,7 +249,7 @@ def test_a_language_model_that_is_not_there_costs_nothing_that_was_played(
     assert count_played(data_dir) == int(SMALL["prompting.validation"]) + int(SMALL["prompting.minibatch"])
 
 
-@pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize("end", [pytest.param(signal.SIGINT, marks=pytest.mark.release), signal.SIGKILL])
 def test_stopped_or_killed_it_carries_on_and_pays_for_nothing_twice(
     data_dir: Path, tasks: dict[str, Any], end: signal.Signals
 ) -> None:

@@ -234,6 +234,7 @@ def _ready(service: Service) -> None:
     eventually(is_alive, every_s=0.2, message=service.log.read_text)
 
 
+@pytest.mark.release
 def test_a_model_analyses_and_writes_and_a_person_is_asked(tmp_path: Path, world: World) -> None:
     with (
         obedient(world.tasks, obeys=False, adapter_helps=True) as agent,

@@ -25,6 +25,7 @@ SETTINGS = [
 ]
 
 
+@pytest.mark.release
 @pytest.mark.docker
 @pytest.mark.timeout(900)
 def test_from_traffic_to_a_canary(tmp_path: Path) -> None:

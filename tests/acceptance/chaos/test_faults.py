@@ -106,6 +106,7 @@ def test_a_disk_that_is_full_while_a_stage_works(small_disk: Path, places: Place
     carries_on(place, remembered)
 
 
+@pytest.mark.release
 @ROOT_ONLY
 @pytest.mark.optional
 def test_a_data_directory_that_turns_read_only(folder: Path, places: Places) -> None:

@@ -55,6 +55,7 @@ def sooner(settings: Settings) -> Thresholds:
     return replace(thresholds(settings), seeds=12, diversity_seeds=60, reset_seconds=0.05)
 
 
+@pytest.mark.release
 def test_a_file_that_each_check_refuses_in_turn_is_mended_until_it_is_admitted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -93,6 +93,7 @@ def test_a_sharded_training_equals_that_of_one_process(root: Path, tmp_path: Pat
     assert_same_adapter(single, unsharded)
 
 
+@pytest.mark.release
 def test_a_sharded_training_goes_back_and_is_held_at_the_base_as_that_of_one_process(
     root: Path, tmp_path: Path
 ) -> None:
@@ -110,6 +111,7 @@ def test_a_sharded_training_goes_back_and_is_held_at_the_base_as_that_of_one_pro
         torch.testing.assert_close(weight, last[1][name], rtol=0, atol=1e-5)
 
 
+@pytest.mark.release
 def test_a_sharded_training_goes_on_with_samples_of_a_server(root: Path, tmp_path: Path) -> None:
     shutil.copytree(root / "sharded", tmp_path / "out")
     with start_embedded(root / "model", data_dir=tmp_path, max_length=512) as server:
