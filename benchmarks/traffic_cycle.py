@@ -51,7 +51,7 @@ SHADOWED = 40
 BATCH = 100  # canary conversations between two looks
 POLL_S = 2.0
 CYCLE_S = 3600.0
-OVER = ("finished", "failed")
+FINAL_STATES = ("finished", "failed")
 # The first tasks of the train split are those of step 1.
 TASKS = range(500_000, 600_000)
 
@@ -217,7 +217,7 @@ async def _cycle(
     started, place = time.monotonic(), agent.place
     traffic = await agent.serve(islice(tasks, options.conversations), f"traffic-{number}", feedback=True)
     note(f"{sum(traffic.values())} of {len(traffic)} conversations with feedback succeeded")
-    status = await _until_ended(place, number, ("waiting", *OVER))
+    status = await _until_ended(place, number, ("waiting", *FINAL_STATES))
     waiting = list(status["waiting"])
     figures: dict[str, Any] = {"minutes": round((time.monotonic() - started) / 60, 1), "gated": waiting}
     figures |= {"success": sum(traffic.values()) / len(traffic), "promoted": [], "canary_conversations": 0}
@@ -227,7 +227,7 @@ async def _cycle(
         return figures
     for name in waiting:
         await place.traced("approve", name, "--policy", "shadow", "--yes")
-    await _until_ended(place, number, OVER)
+    await _until_ended(place, number, FINAL_STATES)
     await agent.serve(islice(tasks, SHADOWED), f"shadowed-{number}", feedback=True)
     for name in waiting:
         await place.traced("approve", name, "--policy", "canary", "--yes")

@@ -140,10 +140,10 @@ async def test_where_adapters_are_live_the_live_system_plays_with_and_without_th
     store.dispose()
     with scripted_server(advice, canaries=[CANARY]) as server:
         patch = await optimized(data_dir, engine, server, **{"routing.router": "labels"})
-    played = {item.model for item in stored_episodes(data_dir, source=SOURCE)}
-    texts = {model for model in played if model.startswith("incumbent+")}
+    models = {item.model for item in stored_episodes(data_dir, source=SOURCE)}
+    texts = {model for model in models if model.startswith("incumbent+")}
     assert len(texts) >= 2  # the first text and proposals
-    assert played - texts == {"incumbent", f"incumbent with {ADAPTER}"}
+    assert models - texts == {"incumbent", f"incumbent with {ADAPTER}"}
     results = patch.figures["gates"]
     assert results["prompt"]["adapter"] in texts
     assert results["adapter"]["adapter"] == ADAPTER

@@ -1,8 +1,8 @@
 """``traced requalify`` killed with SIGKILL at its boundaries: the same command goes on, and nothing is lost or doubled.
 
 A boundary is the first start or end of a stage for a capability, or the moment when half of the predecessor's gate
-episodes are stored. One test kills at those of the stages that requalification adds or changes, the other at all of them. Both
-are run before a release: CI has an hour.
+episodes are stored. One test kills at those of the stages that requalification adds or changes, the other at all of
+them. Both are run before a release: CI has an hour.
 """
 
 import os
