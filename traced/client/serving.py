@@ -61,6 +61,7 @@ class ModelView(Model):
     name: str
     state: State
     capability: str = ""
+    base_model: str = Field(default="", description="of an adapter version: the base model that it was trained on")
     since: datetime | None = None
     who: str = ""
     reason: str = ""

@@ -177,7 +177,8 @@ class Serving(Live):
         model = self._selected_model()
         text = Text()
         if model is not None:
-            text.append_text(model_text(model, self._partial))
+            bases = {other.base_model for other in self._models.values() if other.base_model}
+            text.append_text(model_text(model, self._partial, several_bases=len(bases) > 1))
             if model.canary is not None:
                 text.append("\n").append_text(canary_text(model.canary))
         text.rstrip()

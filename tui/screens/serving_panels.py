@@ -63,8 +63,13 @@ def model_cells(model: ModelView) -> list[Text]:
     ]
 
 
-def model_text(model: ModelView, partial: bool) -> Text:
-    """Return a model's state in full; ``partial`` says that the day had more exchanges than were counted."""
+def model_text(model: ModelView, partial: bool, *, several_bases: bool = False) -> Text:
+    """Return a model's state in full.
+
+    Args:
+        partial: Whether the day had more exchanges than were counted.
+        several_bases: Whether there are versions for several base models; the text then names this one's.
+    """
     text = Text()
     sign, style = STATES[model.state]
     text.append(f"{sanitize_line(model.name, 60)} ", "bold").append(sign, style)
@@ -72,6 +77,8 @@ def model_text(model: ModelView, partial: bool) -> Text:
         text.append(f", {QUARANTINED[0]}, no traffic: {sanitize_line(model.quarantine, 200)}", QUARANTINED[1])
     if model.since is not None:
         text.append(f" since {model.since:%m-%d %H:%M} by {sanitize_line(model.who, 40)}")
+    if several_bases and model.base_model:
+        text.append(f", for the base model {sanitize_line(model.base_model, 40)}")
     if model.state == "base":
         text.append(" serves all conversations that no adapter gets", "dim")
     if model.brought_back:

@@ -13,7 +13,7 @@ from store.records import ConversationRoute, Exchange, Feedback, Promotion, Prom
 from store.repositories import adapters, gates, promotions, serving
 from tests.integration.gateway.place import running_gateway
 from tests.integration.service.api_server import READER, expect_refusal, on_tcp, serve_api
-from tests.unit.store.chain import T0, adapter, approval, later
+from tests.unit.store.chain import CYCLE, T0, adapter, approval, later
 from traced.api.control import Control
 from traced.api.routes import serving as serving_views
 from traced.client import Client
@@ -78,6 +78,7 @@ async def test_the_models_and_their_traffic(control: Control, store: Engine, pat
         assert base.of_day == pytest.approx(1 / 3)
         assert models["gpt-9"].failures == {429: 1}
         live = models[V1]
+        assert (base.base_model, live.base_model) == ("", CYCLE.model)
         assert (live.who, live.brought_back, live.canary) == ("Ada", "base", None)
         assert not response.partial
 

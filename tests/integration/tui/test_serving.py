@@ -13,6 +13,7 @@ from store.database import open_store, read_session, sqlite_url, write_session
 from store.records import ConversationRoute, Event, Exchange, Feedback, PromotionState
 from store.repositories import promotions, serving
 from store.repositories.events import list_audit, save_event
+from store.tables import AdapterRow, CycleRow
 from tests.integration.tui.conftest import NOW, OpenApp, RunningApp
 from tests.integration.tui.screens import SIZES, same_picture, text_of, wait_until
 from tui.app import SCREENS
@@ -108,6 +109,26 @@ async def test_pictures(open_app: OpenApp, size: tuple[int, int]) -> None:
         await wait_until(tui.pilot, lambda: "Reason" in text_of(tui.app))
         await wait_until_stable(tui)
         await same_picture(tui.app, "serving-roll-back")
+
+
+async def test_versions_for_several_base_models_name_theirs(open_app: OpenApp) -> None:
+    def selected_text() -> str:
+        return str(tui.app.screen.query_one("#told", Static).content)
+
+    async with open_app((120, 40)) as tui:
+        await open_serving(tui)
+        await select_model(tui, tui.seeded.canary)
+        assert "base model bundled" not in selected_text()
+        with write_session(tui.control.store) as session:
+            live = session.get_one(AdapterRow, tui.seeded.live)
+            cycle = session.get_one(CycleRow, live.cycle_id).model_dump()
+            session.add(CycleRow(**{**cycle, "id": "on-large", "model": "bundled-large"}))
+            session.flush()
+            live.cycle_id = "on-large"
+        await tui.pilot.press("escape")
+        await open_serving(tui)
+        await select_model(tui, tui.seeded.live)
+        await wait_until(tui.pilot, lambda: "for the base model bundled-large" in selected_text())
 
 
 @pytest.mark.parametrize("size", SIZES)

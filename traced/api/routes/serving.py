@@ -120,6 +120,7 @@ def _version(session: Session, entry: PromotionEntry, settings: PromotionSection
         name=promotion.adapter,
         state=promotion.state.value,
         capability=entry.capability,
+        base_model=entry.model,
         since=promotion.at,
         who=promotion.who,
         reason=promotion.reason[:TEXT],
