@@ -172,7 +172,8 @@ def check_conversations(session: Session, name: str, incumbent: Incumbent) -> No
     raise StageError(
         f"{successes + failures} conversations of {name}{kind} are judged, {successes} successes and {failures} "
         f"failures; the analysis needs {MIN_OUTCOMES} of each ({_unused_text(_unused(session, name))})"
-        f"{_others_text(selection)}{f'; {constant.text}' if constant is not None else ''}",
+        f"{_others_text(selection)}{_timeless_text(session, name, incumbent)}"
+        f"{f'; {constant.text}' if constant is not None else ''}",
         hint=OUTCOME_SOURCES,
     )
 
@@ -224,6 +225,20 @@ def _others_text(selection: Selection) -> str:
         f"; left out because their tools differ: {'; '.join(texts)}. If that is another agent, give it a target of its "
         "own: traced keys add NAME --target TARGET; if its traces lack the right tools: traced import FILE --tools "
         "tools.json"
+    )
+
+
+def _timeless_text(session: Session, name: str, incumbent: Incumbent) -> str:
+    """Say which conversations were left out because nobody knows whether they came after the promotion."""
+    if incumbent.promoted_at is None:
+        return ""
+    rows = judged_in_split(session, name, TRAIN, adapters=incumbent.composition.models)
+    count = sum(row.started_at is None for row in rows)
+    if not count:
+        return ""
+    return (
+        f"; left out because they have no start time: {count}. If they are newer than the promotion, import them with "
+        "one (started_at)"
     )
 
 

@@ -181,7 +181,12 @@ async def test_a_later_cycle_waits_for_conversations_after_the_promotion(
     with new_cycle(tmp_path) as context:
         with context.write_session() as session:
             save_trajectories(session, [conversation(n, outcomes[n % 2], **old_changes) for n in range(20)])
-        with pytest.raises(StageError, match="since 2026-01-01 00:00 UTC, the newest promotion"):
+        with pytest.raises(StageError, match="since 2026-01-01 00:00 UTC, the newest promotion") as refusal:
+            await collect(context)
+        assert "no start time" not in refusal.value.message
+        with context.write_session() as session:
+            save_trajectories(session, [conversation(n, outcomes[n % 2], started_at=None) for n in range(20, 23)])
+        with pytest.raises(StageError, match=r"left out because they have no start time: 3\. If they are newer"):
             await collect(context)
 
 
