@@ -30,7 +30,7 @@ from tests.unit.store.chain import CAPABILITY, GATE, T0
 from traced.config.settings import load_settings
 from traced.core.progress import Progress
 from traced.core.resources import Meter
-from traced.evaluation.figures import BASE, ROUTED, as_json
+from traced.evaluation.figures import BASE, INCUMBENT, ROUTED, as_json
 from traced.inference.adapter_base import base_digest
 from traced.inference.client import EngineClient
 from traced.inference.engine_process import EngineProcess, start_embedded
@@ -199,10 +199,16 @@ async def test_a_second_cycles_router_includes_the_live_adapters_of_the_first(
     save_cycle(tmp_path, LAMP_SHOP + "# another\n", SECOND, DATES)
     settings = load_settings(tmp_path, {"test.seeds": 6, "engine.threads": 1, "engine.start_timeout_s": 300})
     async with open_context(settings, SECOND, Progress(Console(file=io.StringIO())), Meter()) as context:
+        # No cycle has tested what is live when this one begins, so this one does.
+        live = dataclasses.asdict(Composition((ADAPTER,)))
+        context.event(INCUMBENT, StageState.FINISHED, composition=live, live=[ADAPTER], promoted_at=None)
         context.event(PROMOTE, StageState.FINISHED, promoted=[DATES], live=[DATES, ADAPTER])
         await evaluate(context, [DATES])
         figures = gather(context)
-    assert {BASE, DATES, ADAPTER, ROUTED} <= set(figures.rates)
+    assert {BASE, DATES, ADAPTER, ROUTED, INCUMBENT} <= set(figures.rates)
+    assert figures.rates[INCUMBENT].successes == figures.rates[ADAPTER].successes
+    assert figures.step is not None
+    assert figures.step.gain is not None
     assert figures.routers["hidden-state"].tasks == 6
     classifier = read_classifier(classifier_file(tmp_path, SECOND))
     assert min(classifier.examples[name] for name in (DATES, ADAPTER)) >= len(router_stage.ROUTING_SEEDS)

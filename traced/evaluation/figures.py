@@ -15,9 +15,11 @@ BASE = "base"
 EPISODES, PRODUCTION = "episodes", "production"  # origins of the analysed trajectories
 ROUTED = "routed"  # the policy's name in the store: the adapters as they answer together, by a router or not
 ON_TARGET = "grpo-on-target"
+INCUMBENT = "incumbent"  # the live system with which the cycle began
 PREDECESSOR = "predecessor"  # the live system on another base model, from which the cycle's takes over
 TITLES = {
     FLOOR: "do nothing",
+    INCUMBENT: "live before",
     PREDECESSOR: "live before, on another base model",
     BASE: "base model",
     ROUTED: "composed",

@@ -1,5 +1,7 @@
 """The evaluation stage: the test split under the do-nothing floor, the base, each live adapter alone, and the router.
 
+The live system that the cycle began with is played as well, if no earlier cycle has its episodes.
+
 All policies play the same seeds at the evaluation temperature, and the router sees only the opening messages, as in
 production. ``grpo_on_target`` trains one LoRA directly on the target with the same number of rollouts, for comparison
 only: it is never published, gated or routed to.
@@ -29,9 +31,11 @@ from traced.pipeline.collect import count_successes
 from traced.pipeline.compose import composition_of
 from traced.pipeline.context import Context
 from traced.pipeline.episodes import BASE, EPISODE_S, episodes, first_jobs, model_policy, trials_of, trials_text
+from traced.pipeline.incumbent import incumbent_player
 from traced.pipeline.promote import routable_adapters
 from traced.pipeline.routers import available, composition_policy, routers, routing_choices
 from traced.pipeline.self_check import SELF_CHECK, self_check
+from traced.pipeline.step import is_incumbent_untested
 from traced.pipeline.train import job_for, run_summary, store_variables, with_servers, with_user
 from traced.rollouts.episodes import EpisodeJob
 from traced.rollouts.step_limit import step_timeout_s
@@ -80,6 +84,7 @@ async def evaluate(context: Context, promoted_adapters: Sequence[str]) -> None:
     async with context.target_source() as source:
         await _floor_on_test(context, source)
         await _model_on_test(context, source, BASE)
+        await _incumbent_on_test(context, source)
         for name in adapters:
             await serve_version(context, name)
             await _model_on_test(context, source, name)
@@ -159,6 +164,16 @@ async def _floor_on_test(context: Context, source: EpisodeSource) -> tuple[SelfC
 async def _model_on_test(context: Context, source: EpisodeSource, model: str) -> list[Trajectory]:
     policy = await model_policy(context, model, context.settings.engine.temperature)
     return await on_test(context, source, model, policy)
+
+
+async def _incumbent_on_test(context: Context, source: EpisodeSource) -> None:
+    """Play the live system that the cycle began with, if no earlier cycle has its test episodes."""
+    with context.read_session() as session:
+        is_untested = is_incumbent_untested(session, context.cycle_id)
+    if is_untested:
+        player = await incumbent_player(context)
+        policy = await player.policy(context, context.settings.engine.temperature)
+        await on_test(context, source, player.name, policy)
 
 
 async def _router_on_test(context: Context, source: EpisodeSource, composition: Composition) -> None:

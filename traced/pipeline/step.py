@@ -1,7 +1,8 @@
 """What a cycle did to the live system: what was live before and after it, and their difference on the test tasks.
 
 The tasks of the test split are the same in all cycles of a target and seed, so the live system of a cycle is compared
-in pairs with that of the newest earlier cycle that has one. A cycle that promotes nothing leaves the success as it was.
+in pairs with that of the newest earlier cycle that has one. Where none has, because its episodes were pruned or this
+system was never tested, the evaluation plays the incumbent. A cycle that promotes nothing leaves the success as it was.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,6 +12,7 @@ from sqlmodel import Session
 
 from store.records import Cycle, StageEvent, StageState
 from store.repositories.cycles import fallen_versions, get_cycle, list_cycles
+from store.repositories.evidence import INCUMBENT
 from store.repositories.trajectories import TrajectoryFilter, list_trajectories
 from store.types import GateAnswer, Trajectory
 from traced.evaluation.figures import BASE, CLOSED, ROUTED, LiveStep
@@ -71,7 +73,13 @@ def live_before(session: Session, cycle_id: str, arms: Arms) -> Sequence[Traject
     incumbent = find_incumbent(session, cycle_id) or Incumbent()
     if incumbent.is_base:
         return arms.get(BASE, ())
-    return _earlier_live_arm(session, get_cycle(session, cycle_id), incumbent)
+    return arms.get(INCUMBENT) or _earlier_live_arm(session, get_cycle(session, cycle_id), incumbent)
+
+
+def is_incumbent_untested(session: Session, cycle_id: str) -> bool:
+    """Whether a cycle began with a live system of which no earlier cycle has test episodes."""
+    incumbent = find_incumbent(session, cycle_id) or Incumbent()
+    return not incumbent.is_base and not _earlier_live_arm(session, get_cycle(session, cycle_id), incumbent)
 
 
 def _earlier_live_arm(session: Session, cycle: Cycle, incumbent: Incumbent) -> list[Trajectory]:
@@ -90,4 +98,7 @@ def _earlier_live_arm(session: Session, cycle: Cycle, incumbent: Incumbent) -> l
         # Without a stored composition a router over all live versions served.
         if arm and (not composition or serving == incumbent.composition.name):
             return arm
+        earlier_incumbent = find_incumbent(session, earlier.id) or Incumbent()
+        if INCUMBENT in arms and earlier_incumbent.composition == incumbent.composition:
+            return arms[INCUMBENT]
     return []

@@ -16,7 +16,7 @@ from traced.evaluation.figures import CycleFigures, LiveStep, as_json, step_sent
 from traced.evaluation.report import cycles_table, summary_table
 from traced.pipeline.context import Context
 from traced.pipeline.report import gather
-from traced.pipeline.step import live_step
+from traced.pipeline.step import is_incumbent_untested, live_step
 from traced.routing.composition import Composition
 
 COMPOSITION = {"composition": {"serving": "a@v1"}}
@@ -91,6 +91,26 @@ def test_a_live_system_that_no_cycle_has_measured_has_no_success(tmp_path: Path)
         composition = asdict(Composition(("b@v1",)))
         other.event("incumbent", StageState.FINISHED, composition=composition, live=["b@v1"], promoted_at=None)
         assert step_of(context, "f2", episodes("f2", "base", 10)).success is None
+        with context.read_session() as session:
+            assert (is_incumbent_untested(session, "f1"), is_incumbent_untested(session, "f2")) == (False, True)
+
+
+def test_a_live_system_that_its_own_cycle_has_tested_is_compared_with_that(tmp_path: Path) -> None:
+    """The episodes of the cycle that promoted it were pruned; the cycle after that finds those of this one."""
+    with context_with_chain(tmp_path, {}) as context:
+        second = [*episodes("f2", "base", 10), *episodes("f2", "incumbent", 20), *episodes("f2", "routed", 30)]
+        add(context, "f2", 200, second, {"composition": {"serving": "c@v1"}})
+        add(context, "f3", 300, third := [*episodes("f3", "base", 10), *episodes("f3", "routed", 25)], {})
+        for cycle_id in ("f2", "f3"):
+            context_of = Context(**{**vars(context), "cycle_id": cycle_id})
+            composition = asdict(Composition(("a@v1",)))
+            context_of.event("incumbent", StageState.FINISHED, composition=composition, live=["a@v1"], promoted_at=None)
+        for cycle_id, rows, gain in (("f2", second, 0.25), ("f3", third, 0.125)):
+            step = step_of(context, cycle_id, rows)
+            assert step.gain is not None
+            assert step.gain.difference == gain
+        with context.read_session() as session:
+            assert (is_incumbent_untested(session, "f2"), is_incumbent_untested(session, "f3")) == (True, False)
 
 
 def test_grpo_on_the_target_is_compared_with_what_is_live_where_nothing_was_promoted(tmp_path: Path) -> None:
