@@ -43,12 +43,14 @@ from traced.pipeline.collect import collect as collect_stage
 from traced.pipeline.context import Context, RunningStage
 from traced.pipeline.findings import (
     BUILTIN,
+    EXPLAINED,
     MIXED_FAILURES,
     MIXED_TASKS,
     UNEXPLAINED,
     AnalysisContext,
     Comparison,
     Difference,
+    explanation_text,
 )
 from traced.pipeline.findings import compare as compare_analysts
 from traced.targets.conversation_target import conversation_target
@@ -71,6 +73,7 @@ class AnalysisRecord:
         pairing: Whether the gaps are within tasks, in words; "" if that was not stored.
         unexplained: Failures that lack no capability; 0 if that was not stored.
         customers: What is wrong with the customers' names; "" if nothing is.
+        explained: Which capabilities are not retained because others explain them, in words; "" for none.
     """
 
     descriptions: Mapping[str, str]
@@ -81,6 +84,7 @@ class AnalysisRecord:
     pairing: str = ""
     unexplained: int = 0
     customers: str = ""
+    explained: str = ""
 
     def as_json(self) -> dict[str, Any]:
         """Return citations, faults, left-out trajectories and figures, without those that the analyst does not give."""
@@ -113,7 +117,13 @@ def stored_analysis(settings: Settings, cycle: str) -> AnalysisRecord:
     figures = next((detail for detail in reversed(details) if MINED_KEY in detail), {})
     pairing = next((_pairing(detail) for detail in reversed(details) if MIXED_FAILURES in detail), "")
     unexplained = next((detail[UNEXPLAINED] for detail in reversed(details) if UNEXPLAINED in detail), 0)
-    return AnalysisRecord(descriptions, citations, faults, figures, outcomes, pairing, unexplained, customers)
+    explanations: dict[str, list[str]] = next(
+        (detail[EXPLAINED] for detail in reversed(details) if EXPLAINED in detail), {}
+    )
+    explained = explanation_text(explanations)
+    return AnalysisRecord(
+        descriptions, citations, faults, figures, outcomes, pairing, unexplained, customers, explained
+    )
 
 
 def show_analysis(cycle: str, analyst: str, findings: Sequence[Finding], record: AnalysisRecord) -> None:
@@ -121,6 +131,8 @@ def show_analysis(cycle: str, analyst: str, findings: Sequence[Finding], record:
     _table(f"Capabilities of cycle {cycle}, by the {analyst} analyst", findings)
     retained = [finding.capability for finding in findings if finding.retained]
     _say(f"Lacking: {', '.join(retained) or 'no capability is retained'}")
+    if record.explained:
+        _say(record.explained[0].upper() + record.explained[1:])
     missing = missing_contrast(*record.outcomes, "conversations")
     if missing:
         _say(missing[0].upper() + missing[1:])

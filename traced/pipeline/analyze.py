@@ -25,7 +25,15 @@ from traced.ingest.file_import import IMPORTED, cycle_of_imports
 from traced.pipeline.attribution import ATTRIBUTE
 from traced.pipeline.collect import collected
 from traced.pipeline.context import Context, RunningStage
-from traced.pipeline.findings import AnalysisContext, run_analysis, save_analysis, tasks_of, widest_first
+from traced.pipeline.findings import (
+    EXPLAINED,
+    AnalysisContext,
+    explanation_text,
+    run_analysis,
+    save_analysis,
+    tasks_of,
+    widest_first,
+)
 from traced.pipeline.production import JUDGED_ANEW, production
 
 
@@ -46,7 +54,8 @@ async def analyze(context: Context) -> list[str]:
 def _result(retained: Sequence[str], detail: Mapping[str, Any]) -> str:
     if not retained and 0 in (detail.get("successes"), detail.get("failures")):
         return "nothing to compare: all conversations " + ("failed" if not detail["successes"] else "succeeded")
-    return f"lacking: {', '.join(retained) or 'nothing'}"
+    explained = explanation_text(detail.get(EXPLAINED, {}))
+    return f"lacking: {', '.join(retained) or 'nothing'}{f'; {explained}' if explained else ''}"
 
 
 def _of_production(detail: Mapping[str, Any]) -> str:

@@ -19,6 +19,7 @@ import sqlalchemy
 from sqlmodel import Session
 
 from agents.analyst.builtin import discover, label_runs
+from agents.analyst.causes import causes
 from agents.analyst.llm.analysis import RUNS, Analysis, analyse
 from agents.analyst.llm.analysis import Citation as AnalystCitation
 from agents.analyst.llm.analysis import label as label_with
@@ -52,6 +53,7 @@ EXAMPLES = 5
 MIXED_TASKS = "tasks with both outcomes"
 MIXED_FAILURES = "failures in tasks with both outcomes"
 UNEXPLAINED = "failures without a lacking capability"
+EXPLAINED = "explained by other capabilities"
 
 
 @dataclass(frozen=True)
@@ -169,7 +171,8 @@ def save_analysis(
 
     Returns:
         For the event of the stage: the number of tasks with successes and failures, the failures in these tasks,
-        whether the gaps are within tasks, and the failures that lack no capability in any run.
+        whether the gaps are within tasks, the failures that lack no capability in any run, and the capabilities that
+        others explain.
     """
     labels = [label for label in analysis.labels if label.trajectory_id in outcomes]
     save_capabilities(session, cycle_id, analysis.capabilities)
@@ -184,6 +187,7 @@ def save_analysis(
     findings = contrast_findings(
         cycle_id, labels, mined_outcomes, settings.analysis, settings.seed, tasks=tasks, repeated=analysis.repeated
     )
+    findings, explanations = without_explained(findings, labels, mined_outcomes)
     save_findings(session, findings)
     lacking_ids = {label.trajectory_id for label in labels if label.verdict is Verdict.LACKING}
     names = mixed_tasks(mined_outcomes, tasks)
@@ -195,7 +199,24 @@ def save_analysis(
         UNEXPLAINED: sum(
             outcome is Outcome.FAILURE and key not in lacking_ids for key, outcome in mined_outcomes.items()
         ),
+        EXPLAINED: explanations,
     }
+
+
+def without_explained(
+    findings: Sequence[Finding], labels: Sequence[Label], outcomes: Mapping[str, Outcome]
+) -> tuple[list[Finding], dict[str, list[str]]]:
+    """Return the findings, of which those that other retained ones explain are not retained, and the explanations."""
+    explanations = causes(labels, outcomes, [finding.capability for finding in findings if finding.retained])
+    return [
+        replace(finding, retained=finding.retained and finding.capability not in explanations) for finding in findings
+    ], explanations
+
+
+def explanation_text(explanations: Mapping[str, Sequence[str]]) -> str:
+    """Return a sentence on the capabilities that are not retained because others explain them; "" without."""
+    texts = [f"{name} by {', '.join(names)}" for name, names in explanations.items()]
+    return f"explained, and not retained: {'; '.join(texts)}" if texts else ""
 
 
 def tasks_of(trajectories: Sequence[Trajectory]) -> dict[str, str]:
@@ -401,6 +422,7 @@ def _side(context: AnalysisContext, trajectories: Sequence[Trajectory], analyst:
         tasks=tasks_of(trajectories),
         repeated=analysis.repeated,
     )
+    findings, _ = without_explained(findings, analysis.labels, outcomes)
     return Side(analyst, widest_first(findings), sorted(analysis.other_faults), analysis.figures)
 
 
