@@ -27,13 +27,15 @@ def causes(
         capabilities: The names of the capabilities to compare.
     """
     failures = _failures(labels, outcomes)
-    others = sorted(set(capabilities) - CHANGES)
+    candidates = sorted(set(capabilities) - CHANGES)
     explanations: dict[str, list[str]] = {}
     for name in sorted(set(capabilities) & CHANGES):
-        counts = {other: len(failures[name] & failures[other]) for other in others}
-        shared = failures[name] & set().union(*(failures[other] for other in others))
+        counts = {other: len(failures[name] & failures[other]) for other in candidates}
+        shared = failures[name] & set().union(*(failures[other] for other in candidates))
         if failures[name] and len(shared) >= EXPLAINED * len(failures[name]):
-            explanations[name] = sorted((other for other in others if counts[other]), key=lambda other: -counts[other])
+            explanations[name] = sorted(
+                (other for other in candidates if counts[other]), key=lambda other: -counts[other]
+            )
     return explanations
 
 

@@ -163,7 +163,7 @@ def save_analysis(
     outcomes: Mapping[str, Outcome],
     *,
     tasks: Mapping[str, str],
-) -> dict[str, object]:
+) -> dict[str, Any]:
     """Store an analysis of the trajectories that have an outcome, and the findings of its contrast.
 
     Args:

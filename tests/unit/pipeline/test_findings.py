@@ -10,6 +10,7 @@ import pytest
 from agents.analyst.llm.analysis import Analysis
 from store.database import open_store, sqlite_url, write_session
 from store.records import WITHIN_TASKS
+from store.repositories.capabilities import list_findings
 from store.repositories.cycles import save_cycle
 from store.repositories.trajectories import save_trajectories
 from store.types import Label, Outcome, Verdict
@@ -17,11 +18,13 @@ from tests.unit.store.chain import CAPABILITY, CYCLE, trajectory
 from traced.config.cycle_sections import AnalysisSection
 from traced.config.settings import load_settings
 from traced.pipeline.findings import (
+    EXPLAINED,
     MIXED_FAILURES,
     MIXED_TASKS,
     UNEXPLAINED,
     _equal_in_all_runs,
     contrast_findings,
+    explanation_text,
     save_analysis,
 )
 
@@ -89,7 +92,29 @@ def test_the_event_counts_failures_that_lack_nothing(tmp_path: Path) -> None:
         analysis = Analysis([replace(CAPABILITY, name="c")], labels)
         detail = save_analysis(session, settings, CYCLE.id, analysis, outcomes, tasks=tasks)
     store.dispose()
-    assert detail == {MIXED_TASKS: 12, MIXED_FAILURES: 12, WITHIN_TASKS: True, UNEXPLAINED: 8}
+    assert detail == {MIXED_TASKS: 12, MIXED_FAILURES: 12, WITHIN_TASKS: True, UNEXPLAINED: 8, EXPLAINED: {}}
+
+
+def test_a_change_that_another_capability_explains_is_not_retained_and_the_event_says_by_which(tmp_path: Path) -> None:
+    names = ("change-restraint", "precondition-verification")
+    labels, outcomes = labels_of(12, lacking_count=8)
+    labels = [replace(label, capability=name) for name in names for label in labels]
+    store = open_store(sqlite_url(tmp_path / "traced.db"))
+    with write_session(store) as session:
+        save_cycle(session, CYCLE)
+        save_trajectories(session, [trajectory(key, outcome) for key, outcome in outcomes.items()])
+        analysis = Analysis([replace(CAPABILITY, name=name) for name in names], labels)
+        tasks = {key: key for key in outcomes}
+        detail = save_analysis(session, load_settings(tmp_path), CYCLE.id, analysis, outcomes, tasks=tasks)
+        findings = {finding.capability: finding for finding in list_findings(session, CYCLE.id)}
+    store.dispose()
+    assert detail[EXPLAINED] == {"change-restraint": ["precondition-verification"]}
+    assert {name: finding.retained for name, finding in findings.items()} == {names[0]: False, names[1]: True}
+    assert findings[names[0]].delta == findings[names[1]].delta
+    assert explanation_text(detail[EXPLAINED]) == (
+        "explained, and not retained: change-restraint by precondition-verification"
+    )
+    assert explanation_text({}) == ""
 
 
 def test_runs_that_repeat_themselves_count_once_and_agree_with_nothing() -> None:
