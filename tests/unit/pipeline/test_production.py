@@ -244,6 +244,7 @@ async def test_production_is_analysed_beside_the_episodes_once_and_for_good(cont
         analysts.MIXED_FAILURES: 0,
         WITHIN_TASKS: False,
         analysts.UNEXPLAINED: 0,
+        analysts.EXPLAINED: {},
         "retained": [item.capability for item in findings if item.retained],
     }
     assert {f"router-{LATE + n}" for n in range(20)} < {label.trajectory_id for label in labels}
