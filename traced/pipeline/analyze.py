@@ -70,6 +70,13 @@ def stored_findings(context: Context) -> list[Finding]:
     return widest_first(findings)
 
 
+def explanations(context: Context) -> dict[str, list[str]]:
+    """Return the capabilities that the cycle's analysis did not retain because others explain them, each with these."""
+    with context.read_session() as session:
+        details = [event.detail for event in list_stage_events(session, context.cycle_id) if event.stage == "analyze"]
+    return next((detail[EXPLAINED] for detail in reversed(details) if EXPLAINED in detail), {})
+
+
 def to_train(context: Context) -> list[str]:
     """Return the capabilities that the cycle trains: the retained ones, after the attribution those that it left."""
     with context.read_session() as session:

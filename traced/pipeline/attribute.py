@@ -31,7 +31,7 @@ from traced.core.errors import CapabilityError
 from traced.evaluation.figures import percent
 from traced.notifications.messages import announce, live_system_fallen
 from traced.pipeline.adapter_files import serve_version
-from traced.pipeline.analyze import stored_findings
+from traced.pipeline.analyze import explanations, stored_findings
 from traced.pipeline.attribution import (
     ATTRIBUTE,
     MISROUTED,
@@ -203,10 +203,12 @@ def _text(kinds: Mapping[Kind, int]) -> str:
 
 
 def _closed_findings(context: Context, versions: Mapping[str, str], retained: Sequence[str]) -> list[Finding]:
+    # What others explain is still lacking.
+    still_lacking = {*retained, *explanations(context)}
     return [
         finding
         for finding in stored_findings(context)
-        if finding.capability in versions and finding.capability not in retained
+        if finding.capability in versions and finding.capability not in still_lacking
     ]
 
 

@@ -31,6 +31,7 @@ from traced.pipeline.attribute import attribute, left_aside
 from traced.pipeline.attribution import ATTRIBUTE
 from traced.pipeline.collect import collect, collected
 from traced.pipeline.context import Context
+from traced.pipeline.findings import EXPLAINED
 from traced.pipeline.incumbent import Incumbent
 from traced.pipeline.routable import predictions
 from traced.pipeline.routers import misrouted
@@ -142,6 +143,15 @@ async def test_what_another_adapter_solves_is_the_routers_and_the_rest_is_traine
     assert {*solvers.values()} == {SEATS}
     # Repeated after a kill, it plays nothing anew and says the same.
     assert await attribute(context, ["seats", "refunds"]) == ["refunds"]
+
+
+async def test_what_other_capabilities_explain_is_not_closed(context: Context) -> None:
+    await collect(context)
+    analysed(context, {2: "seats", 3: "refunds"})
+    context.event("analyze", StageState.FINISHED, **{EXPLAINED: {"date-reasoning": ["refunds"]}})
+    await attribute(context, ["seats", "refunds"])
+    with context.read_session() as session:
+        assert list_stage_events(session, context.cycle_id)[-1].detail["closed"] == []
 
 
 async def test_what_no_opening_tells_a_router_is_trained_although_another_adapter_solves_it(
