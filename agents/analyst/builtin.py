@@ -1,9 +1,9 @@
 """The builtin analyst: names candidate capabilities and labels trajectories by detectors, without a model.
 
-The catalogue pairs the texts of each capability with a detector, in order of preference. Labels are complete: each
-(trajectory, capability) has exactly one per run. Labels depend only on the trajectories, the run and the seed. Run r
-mines its statistics from a seeded 80 % of the trajectories and labels all of them, so runs differ where the evidence
-is thin. ``hints`` gives the catalogue's contrasts to the llm analyst.
+The catalogue pairs the texts of each capability with a detector. Labels are complete: each (trajectory, capability) has
+exactly one per run. Labels depend only on the trajectories, the run and the seed. Run r mines its statistics from a
+seeded 80 % of the trajectories and labels all of them, so runs differ where the evidence is thin. ``hints`` gives the
+catalogue's contrasts to the llm analyst.
 """
 
 import random
@@ -172,12 +172,11 @@ DETECTORS: dict[str, Detector] = {capability.name: detector for detector, capabi
 
 
 SAMPLE = 0.8
-MAX_CANDIDATES = 10
 _MIN_APPLICABLE = 3
 
 
 def discover(trajectories: Sequence[Trajectory], *, seed: int) -> list[Capability]:
-    """Return the candidate capabilities, at most 10: those whose detector applies to at least three trajectories.
+    """Return the candidate capabilities: those whose detector applies to at least three trajectories.
 
     The statistics come from the same sample as in labelling run 0 with this seed.
     """
@@ -190,8 +189,7 @@ def discover(trajectories: Sequence[Trajectory], *, seed: int) -> list[Capabilit
         for conversation in conversations
         if DETECTORS[capability.name](conversation, corpus).verdict is not Verdict.NA
     )
-    capabilities = [capability for capability in CANDIDATES if applies[capability.name] >= _MIN_APPLICABLE]
-    return capabilities[:MAX_CANDIDATES]
+    return [capability for capability in CANDIDATES if applies[capability.name] >= _MIN_APPLICABLE]
 
 
 def label(
