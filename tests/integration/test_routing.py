@@ -9,6 +9,7 @@ import io
 import random
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -37,7 +38,7 @@ from traced.inference.engine_process import EngineProcess, start_embedded
 from traced.inference.model_files import BUNDLED, ModelFiles, load_model
 from traced.pipeline import routers as router_stage
 from traced.pipeline.context import Context, open_context
-from traced.pipeline.evaluate import ROUTE, evaluate
+from traced.pipeline.evaluate import ROUTE, _incumbent_on_test, evaluate
 from traced.pipeline.promote import PROMOTE, decide, promote
 from traced.pipeline.report import gather
 from traced.routing import composition
@@ -214,6 +215,19 @@ async def test_a_second_cycles_router_includes_the_live_adapters_of_the_first(
     assert min(classifier.examples[name] for name in (DATES, ADAPTER)) >= len(router_stage.ROUTING_SEEDS)
     assert classifier.classes == [BASE, DATES, ADAPTER]
     assert find_router_file(tmp_path, [SECOND, CYCLE], [ADAPTER, DATES]) == classifier_file(tmp_path, SECOND)
+
+
+async def test_a_live_system_that_can_no_longer_answer_is_left_out_of_the_test(tmp_path: Path) -> None:
+    save_cycle(tmp_path)
+    (tmp_path / ADAPTER / "adapter_model.safetensors").write_bytes(b"other")
+    screen = io.StringIO()
+    settings = load_settings(tmp_path, {"test.seeds": 6})
+    async with open_context(settings, CYCLE, Progress(Console(file=screen, width=300)), Meter()) as context:
+        live = dataclasses.asdict(Composition((ADAPTER,)))
+        context.event(INCUMBENT, StageState.FINISHED, composition=live, live=[ADAPTER], promoted_at=None)
+        source: Any = None  # nothing is played
+        await _incumbent_on_test(context, source)
+    assert "what was live before this cycle is not tested: the live system" in screen.getvalue()
 
 
 @pytest.mark.docker

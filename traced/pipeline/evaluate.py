@@ -22,6 +22,7 @@ from store.repositories.promotions import trials
 from store.repositories.serving import save_routing
 from store.types import Outcome, Trajectory, opening_messages
 from traced.config.settings import Settings
+from traced.core.errors import StageError
 from traced.evaluation.figures import FLOOR, ON_TARGET, ROUTED, TARGET_NOT_TESTED, SelfCheck, title_of
 from traced.evaluation.intervals import Rate, episode_key, rate
 from traced.inference.client import Completion
@@ -170,10 +171,16 @@ async def _incumbent_on_test(context: Context, source: EpisodeSource) -> None:
     """Play the live system that the cycle began with, if no earlier cycle has its test episodes."""
     with context.read_session() as session:
         is_untested = is_incumbent_untested(session, context.cycle_id)
-    if is_untested:
+    if not is_untested:
+        return
+    try:
         player = await incumbent_player(context)
-        policy = await player.policy(context, context.settings.engine.temperature)
-        await on_test(context, source, player.name, policy)
+    except StageError as error:
+        # What is live by now can still be tested: a version that was put in quarantine meanwhile must not prevent it.
+        context.progress.note(f"what was live before this cycle is not tested: {error.message}")
+        return
+    policy = await player.policy(context, context.settings.engine.temperature)
+    await on_test(context, source, player.name, policy)
 
 
 async def _router_on_test(context: Context, source: EpisodeSource, composition: Composition) -> None:

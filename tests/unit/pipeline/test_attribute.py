@@ -4,6 +4,7 @@ import random
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -148,7 +149,8 @@ async def test_what_another_adapter_solves_is_the_routers_and_the_rest_is_traine
 async def test_what_other_capabilities_explain_is_not_closed(context: Context) -> None:
     await collect(context)
     analysed(context, {2: "seats", 3: "refunds"})
-    context.event("analyze", StageState.FINISHED, **{EXPLAINED: {"date-reasoning": ["refunds"]}})
+    detail: dict[str, Any] = {EXPLAINED: {"date-reasoning": ["refunds"]}}
+    context.event("analyze", StageState.FINISHED, **detail)
     await attribute(context, ["seats", "refunds"])
     with context.read_session() as session:
         assert list_stage_events(session, context.cycle_id)[-1].detail["closed"] == []
