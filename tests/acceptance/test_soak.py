@@ -5,6 +5,7 @@ import pytest
 from benchmarks.soak.one_router import Plan, measure
 
 
+@pytest.mark.release
 @pytest.mark.timeout(600)
 def test_nothing_is_lost_and_no_answer_is_anothers() -> None:
     # How soon a rollback counts is the benchmark's.

@@ -34,6 +34,7 @@ def locked(place: Place) -> Iterator[None]:
         other.close()
 
 
+@pytest.mark.release
 def test_a_database_that_is_locked_for_longer_than_anybody_waits(folder: Path, places: Places) -> None:
     place = places(folder)
     remembered = collecting(place)

@@ -16,6 +16,7 @@ from safetensors.torch import load_file, save_file
 from benchmarks.engines.installation import serving, vllm_python, vllm_settings
 from sandbox.contract import Task
 from store.database import open_store, read_session, sqlite_url
+from store.records import ConversationRoute
 from store.repositories.serving import find_routes
 from tests.fixtures import demo
 from tests.waiting import eventually
@@ -70,6 +71,21 @@ def until_loaded(http: httpx.Client) -> None:
     eventually(lambda: {model["id"] for model in http.get("/v1/models").json()["data"]} >= set(demo.NAMES), within_s=60)
 
 
+def stored_routes(data_dir: Path, ids: Sequence[str]) -> list[ConversationRoute]:
+    """The decisions on all these conversations: the gateway stores them behind its answers."""
+    store = open_store(sqlite_url(data_dir / "traced.db"))
+
+    def routes() -> list[ConversationRoute]:
+        with read_session(store) as session:
+            return list(find_routes(session, ids).values())
+
+    try:
+        eventually(lambda: len(routes()) == len(ids), within_s=20)
+        return routes()
+    finally:
+        store.dispose()
+
+
 async def embedded_choices(url: str, openings: Sequence[demo.Opening]) -> list[str]:
     """What the fitted router chooses on the hidden states of the embedded engine."""
     async with EngineClient(url) as client:
@@ -102,12 +118,9 @@ def test_auto_reaches_each_adapter_on_vllm_and_falls_back_to_labels(tmp_path: Pa
             route_openings(http, openings[:5], "b")
             eventually(lambda: routing(http)["router"] == "labels", within_s=20)
             assert "no answer from the engine at" in routing(http)["excluded"]["hidden-state"]
-            store = open_store(sqlite_url(tmp_path / "traced.db"))
-            with read_session(store) as session:
-                routes = find_routes(session, [f"b-{number}" for number in range(5)])
-            store.dispose()
-            assert [len(route.logprobs) for route in routes.values()] == [4] * 5
-            assert {route.why for route in routes.values()} == {""}
+            routes = stored_routes(tmp_path, [f"b-{number}" for number in range(5)])
+            assert [len(route.logprobs) for route in routes] == [4] * 5
+            assert {route.why for route in routes} == {""}
 
 
 def test_a_replaced_base_model_disables_its_adapters(tmp_path: Path) -> None:
