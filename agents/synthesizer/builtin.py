@@ -37,7 +37,7 @@ from store.types import Capability, Label, Outcome, Trajectory, Verdict
 
 _LOCAL_IMPORT = re.compile(r"^from agents\.synthesizer\.\w+ import [^\n]*\n", re.MULTILINE)
 POLICY_ADHERENCE = "policy-adherence"  # the builtin capability to act or refuse by a record's state
-MINIMUM_TEMPLATES = 8
+MINIMUM_TEMPLATES = 6  # whether they differ enough is what admission's check of diversity decides
 # With fewer templates, those of less exemplary successes are added.
 ENOUGH_TEMPLATES = 24
 # Limit for the JSON of all templates; admission accepts files up to 256 KiB.
