@@ -48,6 +48,8 @@ async def routable_solvers(
     texts = [routed_text(opening_messages(rows[key].messages)) for key, _ in examples]
     try:
         source = await context.embedding_source()
+        # An engine without embeddings refuses any request for them, which only this call tells from other errors.
+        await source.identity()
         embeddings = await source.embed([*texts, *(text for text, _ in environments)])
     except EmbeddingsError:
         return {key: list(models) for key, models in solvers.items()}

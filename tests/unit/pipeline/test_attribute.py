@@ -4,7 +4,7 @@ import random
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -22,7 +22,7 @@ from tests.unit.store.chain import CAPABILITY, HASH, later
 from traced.core.errors import CapabilityError
 from traced.evaluation.intervals import Interval
 from traced.inference.client import Completion
-from traced.inference.errors import EmbeddingsError
+from traced.inference.errors import EmbeddingsError, RequestError, UnknownModelError
 from traced.inference.policies import Policy
 from traced.notifications.messages import Message as Notification
 from traced.pipeline import attribute as attribute_module
@@ -39,6 +39,7 @@ from traced.pipeline.routers import misrouted
 from traced.pipeline.train import STOPPED_BY
 from traced.pipeline.watch import WatchResult
 from traced.routing.composition import Composition
+from traced.routing.embeddings import EmbeddingIdentity, EmbeddingSource
 
 DATES, SEATS = "date-reasoning@v1", "seats@v1"
 WORLDS = Path(__file__).parents[1] / "targets" / "worlds.py"
@@ -61,6 +62,9 @@ class Embeddings:
 
     def __init__(self, *, tells: bool = True) -> None:
         self.tells = tells
+
+    async def identity(self) -> EmbeddingIdentity:
+        return EmbeddingIdentity("base", [0.0])
 
     async def embed(self, texts: Sequence[str]) -> list[list[float]]:
         numbers = [int(text.rpartition("word-")[2]) for text in texts]
@@ -203,6 +207,27 @@ def test_few_failures_are_routed_by_the_openings_of_the_environment() -> None:
 async def test_without_embeddings_every_solver_counts(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
     async def embedding_source(_: Context) -> Embeddings:
         raise EmbeddingsError("no embeddings")
+
+    monkeypatch.setattr(Context, "embedding_source", embedding_source)
+    await collect(context)
+    analysed(context, {2: "seats", 3: "refunds"})
+    assert await attribute(context, ["seats", "refunds"]) == ["refunds"]
+
+
+@pytest.mark.parametrize("error", [UnknownModelError, RequestError])
+async def test_an_engine_that_refuses_embeddings_has_none(
+    context: Context, monkeypatch: pytest.MonkeyPatch, error: type[RequestError]
+) -> None:
+    """A vLLM of a language model answers 404 or 400."""
+
+    class Client:
+        url = "http://127.0.0.1:8000"
+
+        async def embeddings(self, texts: Sequence[str], model: str) -> list[list[float]]:
+            raise error("POST /v1/embeddings is refused")
+
+    async def embedding_source(_: Context) -> EmbeddingSource:
+        return EmbeddingSource(cast(Any, Client()))
 
     monkeypatch.setattr(Context, "embedding_source", embedding_source)
     await collect(context)
