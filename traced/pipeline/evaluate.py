@@ -36,7 +36,7 @@ from traced.pipeline.incumbent import incumbent_player
 from traced.pipeline.promote import routable_adapters
 from traced.pipeline.routers import available, composition_policy, routers, routing_choices
 from traced.pipeline.self_check import SELF_CHECK, self_check
-from traced.pipeline.step import is_incumbent_untested
+from traced.pipeline.step import TESTED, is_incumbent_untested
 from traced.pipeline.train import job_for, run_summary, store_variables, with_servers, with_user
 from traced.rollouts.episodes import EpisodeJob
 from traced.rollouts.step_limit import step_timeout_s
@@ -91,7 +91,9 @@ async def evaluate(context: Context, promoted_adapters: Sequence[str]) -> None:
             await _model_on_test(context, source, name)
             await check_version(context, name)
         if is_routed:
-            await _router_on_test(context, source, composition or Composition(tuple(adapters)))
+            # Without a stored choice the settings' router decides.
+            routed = composition or Composition(tuple(adapters), context.settings.routing.router)
+            await _router_on_test(context, source, routed)
 
 
 async def _without_episodes(context: Context, promoted_adapters: Sequence[str]) -> None:
@@ -187,10 +189,9 @@ async def _router_on_test(context: Context, source: EpisodeSource, composition: 
     temperature = context.settings.engine.temperature
     routers_by_name = await routers(context, composition.routed, publish=True)
     serving = available(composition.router, routers_by_name)
-    # Without a stored choice the settings' router decides.
     policy = await composition_policy(context, replace(composition, router=serving), routers_by_name, temperature)
     assert isinstance(policy, RoutedPolicy)
-    trajectories = await on_test(context, source, ROUTED, policy)
+    trajectories = await on_test(context, source, ROUTED, policy, {TESTED: dataclasses.asdict(composition)})
     sound = [trajectory for trajectory in trajectories if trajectory.outcome is not Outcome.INFRASTRUCTURE]
     choices = await routing_choices(policy, sound)
     with context.write_session() as session:

@@ -6,13 +6,14 @@ system was never tested, the evaluation plays the incumbent. A cycle that promot
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import replace
 
 from sqlmodel import Session
 
 from store.records import Cycle, StageEvent, StageState
-from store.repositories.cycles import fallen_versions, get_cycle, list_cycles
+from store.repositories.cycles import fallen_versions, get_cycle, list_cycles, list_stage_events
 from store.repositories.evidence import INCUMBENT
+from store.repositories.routers import compositions
 from store.repositories.trajectories import TrajectoryFilter, list_trajectories
 from store.types import GateAnswer, Trajectory
 from traced.evaluation.figures import BASE, CLOSED, ROUTED, LiveStep
@@ -22,7 +23,10 @@ from traced.pipeline.base_check import BASE_CHECK
 from traced.pipeline.handover import find_handover
 from traced.pipeline.incumbent import Incumbent, find_incumbent
 from traced.pipeline.predecessor import PREDECESSOR, find_predecessor
+from traced.pipeline.promote import PROMOTE
+from traced.routing.composition import Composition, read_choice, read_composition
 
+TESTED = "composition"  # key in the event of the composition's test: what has played it
 Arms = Mapping[str, Sequence[Trajectory]]
 
 
@@ -92,13 +96,32 @@ def _earlier_live_arm(session: Session, cycle: Cycle, incumbent: Incumbent) -> l
         for trajectory in list_trajectories(session, criteria):
             arms.setdefault(trajectory.model, []).append(trajectory)
         # Where one adapter answers for all, its episodes are those of the composition.
-        composition: dict[str, Any] = earlier.summary.get("composition") or {}
-        serving = str(composition.get("serving"))
-        arm = arms.get(ROUTED) or arms.get(serving)
-        # Without a stored composition a router over all live versions served.
-        if arm and (not composition or serving == incumbent.composition.name):
-            return arm
+        if incumbent.composition.model in arms:
+            return arms[incumbent.composition.model]
+        if ROUTED in arms and _is_same(_tested_composition(session, earlier.id), incumbent.composition):
+            return arms[ROUTED]
         earlier_incumbent = find_incumbent(session, earlier.id) or Incumbent()
-        if INCUMBENT in arms and earlier_incumbent.composition == incumbent.composition:
+        if INCUMBENT in arms and _is_same(earlier_incumbent.composition, incumbent.composition):
             return arms[INCUMBENT]
     return []
+
+
+def _is_same(first: Composition | None, second: Composition) -> bool:
+    """Whether two compositions answer alike; the order of their versions does not matter."""
+    return first is not None and {*first.models} == {*second.models} and replace(first, models=second.models) == second
+
+
+def _tested_composition(session: Session, cycle_id: str) -> Composition | None:
+    """Return the composition whose test episodes a cycle has under the name ROUTED; None if it is not known."""
+    events = list_stage_events(session, cycle_id)
+    for event in reversed(events):
+        if event.stage == f"evaluate {ROUTED}" and TESTED in event.detail:
+            return read_composition(event.detail[TESTED])
+    # Earlier releases did not record it. The cycle's own choice decided, for what was live or on trial then.
+    document = compositions(session).get(cycle_id)
+    details = [event.detail for event in events if event.stage == PROMOTE]
+    return (
+        read_choice(document).serving([*details[-1]["promoted"], *details[-1]["live"]])
+        if document and details
+        else None
+    )

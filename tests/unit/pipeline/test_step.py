@@ -8,6 +8,7 @@ import pytest
 
 from store.records import Cycle, CycleState, Finding, StageState
 from store.repositories.cycles import list_stage_events, save_cycle, set_cycle_state
+from store.repositories.routers import save_composition
 from store.repositories.trajectories import save_trajectories
 from store.types import JsonObject, Outcome, Trajectory
 from tests.unit.pipeline.contexts import context_with_chain
@@ -17,7 +18,8 @@ from traced.evaluation.report import cycles_table, summary_table
 from traced.pipeline.context import Context
 from traced.pipeline.report import gather
 from traced.pipeline.step import is_incumbent_untested, live_step
-from traced.routing.composition import Composition
+from traced.routing.composition import Candidate, Choice, Composition
+from traced.routing.composition import as_json as composition_as_json
 
 COMPOSITION = {"composition": {"serving": "a@v1"}}
 
@@ -111,6 +113,37 @@ def test_a_live_system_that_its_own_cycle_has_tested_is_compared_with_that(tmp_p
             assert step.gain.difference == gain
         with context.read_session() as session:
             assert (is_incumbent_untested(session, "f2"), is_incumbent_untested(session, "f3")) == (True, False)
+
+
+@pytest.mark.parametrize("is_recorded", [True, False])
+def test_a_router_over_other_versions_is_another_live_system(tmp_path: Path, is_recorded: bool) -> None:
+    """The version that the second cycle added was rolled back; earlier releases recorded only the choice."""
+    models = {"f1": ("a@v1", "b@v1"), "f2": ("c@v1", "a@v1", "b@v1")}
+    with context_with_chain(tmp_path, {}) as context:
+        for number, (cycle_id, names) in enumerate(models.items(), start=1):
+            summary: JsonObject = {"composition": {"serving": "router by labels"}}
+            add(context, cycle_id, 100 * number, episodes(cycle_id, "routed", 10 * number), summary)
+            context_of = Context(**{**vars(context), "cycle_id": cycle_id})
+            composition = Composition(names, "labels")
+            if is_recorded:
+                context_of.event("evaluate routed", StageState.FINISHED, composition=asdict(composition))
+                continue
+            context_of.event("promote", StageState.FINISHED, promoted=names[:1], live=sorted(names))
+            choice = Choice(names, (Candidate(composition, 10, 5),), Composition())
+            with context.write_session() as session:
+                save_composition(session, cycle_id, composition_as_json(choice), at=later(100 * number))
+        for cycle_id, live in (("f3", ("b@v1", "a@v1")), ("f4", ("b@v1",))):
+            add(context, cycle_id, 300, [], {})
+            composition = Composition(live, "labels")
+            context_of = Context(**{**vars(context), "cycle_id": cycle_id})
+            context_of.event(
+                "incumbent", StageState.FINISHED, composition=asdict(composition), live=live, promoted_at=None
+            )
+        success = step_of(context, "f3", []).success
+        assert success is not None
+        assert success.rate == 0.25
+        with context.read_session() as session:
+            assert (is_incumbent_untested(session, "f3"), is_incumbent_untested(session, "f4")) == (False, True)
 
 
 def test_grpo_on_the_target_is_compared_with_what_is_live_where_nothing_was_promoted(tmp_path: Path) -> None:
