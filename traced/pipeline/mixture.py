@@ -19,7 +19,7 @@ from store.repositories.adapters import get_adapter, quarantined_adapters
 from store.repositories.capabilities import get_capability, list_capabilities, save_capabilities
 from store.repositories.cycles import get_cycle
 from store.repositories.environments import get_environment, list_admissions, save_admission, save_environment
-from store.repositories.promotions import live_adapters
+from store.repositories.promotions import serving_adapters
 from store.types import AdmissionReport, Capability, Check
 from traced.config.cycle_sections import TrainingSection
 from traced.core.errors import CapabilityError
@@ -57,10 +57,12 @@ async def mixture(context: Context, adapters: Sequence[str]) -> list[tuple[str, 
 
 
 def members_and_live(context: Context, adapters: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Return the versions that take part in compositions with ``adapters``, and those that are live."""
+    """Return the versions that take part in compositions with ``adapters``, and those that answer now.
+
+    In place of a live version in quarantine answers the one that its rollback would restore.
+    """
     with context.read_session() as session:
-        model = get_cycle(session, context.cycle_id).model
-        live = [promotion.adapter for promotion in live_adapters(session, model)]
+        live = serving_adapters(session, get_cycle(session, context.cycle_id).model)
     adapters, live = sound(context, adapters), sound(context, live)
     new_capabilities = {capability_of(name) for name in adapters}
     # A merge of merges would count a member twice.

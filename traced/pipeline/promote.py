@@ -16,7 +16,7 @@ from store.records import Decision, StageState
 from store.repositories.adapters import quarantined_adapters
 from store.repositories.cycles import get_cycle, list_stage_events
 from store.repositories.gates import awaiting_decision, latest_approval, latest_decisions
-from store.repositories.promotions import live_adapters, newest_promotions, read_adapter_state
+from store.repositories.promotions import newest_promotions, read_adapter_state, serving_adapters
 from store.types import GateAnswer
 from traced.pipeline.context import Context
 from traced.pipeline.handover import find_handover
@@ -105,8 +105,7 @@ async def promote(context: Context, adapters: Sequence[str]) -> list[str]:
     with _quarantining(context), context.write_session() as session:
         promoted_adapters = start_approved(session, action, adapters, settings.policy, settings.steps)
         # Recorded in the event because later promotions change what is live, and a repeated evaluation must not.
-        model = get_cycle(session, context.cycle_id).model
-        live = [promotion.adapter for promotion in live_adapters(session, model)]
+        live = serving_adapters(session, get_cycle(session, context.cycle_id).model)
     context.event(PROMOTE, StageState.FINISHED, promoted=promoted_adapters, live=live)
     return promoted_adapters
 

@@ -20,6 +20,7 @@ from traced.core.progress import Progress
 from traced.core.resources import Meter
 from traced.inference.model_files import ModelFiles
 from traced.pipeline.context import Context
+from traced.pipeline.mixture import members_and_live
 from traced.pipeline.promote import decide, promote, routable_adapters
 
 OWN_ADAPTERS, EARLIER, FOREIGN = "error-recovery@v1", "dates@v1", "tools@v1"
@@ -95,3 +96,16 @@ async def test_an_adapter_is_uploaded_before_it_takes_traffic(context: Context, 
 async def test_a_cycle_that_promotes_nothing_offers_nothing(context: Context) -> None:
     assert await promote(context, []) == []
     assert routable_adapters(context, []) == []
+
+
+async def test_what_answers_in_place_of_a_live_version_in_quarantine_takes_part(context: Context) -> None:
+    with write_session(context.store) as session:
+        second = replace(adapters.get_adapter(session, EARLIER), name="dates@v2", version=2)
+        adapters.save_adapter(session, second)
+        gates.save_approval(session, Approval(second.name, Decision.APPROVED, "ann", hour(3)))
+        promotions.promote(session, second.name, actor="ann", at=hour(4))
+        adapters.begin_quarantine(session, second.name, "its files differ", at=hour(4))
+    assert members_and_live(context, [OWN_ADAPTERS]) == ([OWN_ADAPTERS, EARLIER], [EARLIER])
+    decide(context, OWN_ADAPTERS, True, actor="ann")
+    await promote(context, [OWN_ADAPTERS])
+    assert routable_adapters(context, [OWN_ADAPTERS]) == [OWN_ADAPTERS, EARLIER]
