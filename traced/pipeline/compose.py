@@ -270,7 +270,9 @@ async def _against_live(
         sides = [await _on_gate_split(contest, composition, jobs, stage) for composition in (incumbent, best)]
         policy = replace(policy_of(context), max_rounds=1)
         comparison = judge_comparison("target", count_pairs(pair(*sides)), policy, 1)
-    return Choice(considered, tuple(ranking), incumbent, comparison, tuple(contest.adapters))
+    # The gates had the recorded incumbent as their baseline: against another one they say nothing.
+    gated = tuple(contest.adapters) if incumbent == recorded_incumbent.composition else ()
+    return Choice(considered, tuple(ranking), incumbent, comparison, gated)
 
 
 async def _on_gate_split(

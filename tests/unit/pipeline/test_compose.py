@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import pytest
 
+from store.types import GateAnswer
 from traced.config.settings import load_settings
 from traced.core.errors import CapabilityError
 from traced.evaluation.gate import GatePolicy
@@ -210,9 +211,15 @@ async def test_what_is_live_now_goes_on_if_it_has_changed_since_the_cycle_began(
         target=None, settings=settings, target_source=nothing, read_session=nullcontext, cycle_id="c"
     )
     field.context = cast(Any, context)
+    field.adapters = ("c@v1",)
     best = Composition(("c@v1",))
     choice = await compose._against_live(field, [Candidate(best, 10, 9)], [A, B], cast(Any, None))
     assert choice.incumbent == now
+    # The gate of the new version had another baseline, so an open comparison does not let it take over.
+    assert choice.gate is not None
+    assert choice.gate.answer is GateAnswer.INCONCLUSIVE
+    assert not choice.may_serve
+    assert choice.serving([A, B, "c@v1"]) == now
 
 
 async def test_the_live_system_with_the_new_versions_is_a_candidate(monkeypatch: pytest.MonkeyPatch) -> None:
