@@ -13,7 +13,7 @@ the stage's event says why.
 import asyncio
 import hashlib
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from sqlmodel import Session
@@ -26,6 +26,7 @@ from store.repositories.capabilities import labelled_trajectories, list_labels
 from store.repositories.cycles import list_stage_events
 from store.repositories.environments import get_environment
 from store.repositories.routers import save_fitted_router
+from store.repositories.serving import answering_models
 from store.repositories.trajectories import get_trajectories
 from store.types import Label, Outcome, Trajectory, Verdict, opening_messages
 from traced.core.files import publish_file
@@ -257,7 +258,8 @@ def _of_target(context: Context, adapters: Sequence[str]) -> list[Example]:
 def labelled_examples(session: Session, cycles: Sequence[str], models: Mapping[str, str]) -> list[Example]:
     """Return routing examples from the labels of these cycles, newest first.
 
-    Each capability's examples come from the newest cycle that labelled it, the base model's from the first.
+    Each capability's examples come from the newest cycle that labelled it, the base model's from the first. A
+    conversation that the adapter of a capability without labels there answered is no example of the base model.
     """
     selected: list[Example] = []
     remaining = dict(models)
@@ -271,7 +273,11 @@ def labelled_examples(session: Session, cycles: Sequence[str], models: Mapping[s
             key: BASE if model == BASE else models.get(capability_of(model), "")
             for key, model in misrouted(session, cycle_id).items()
         }
-        examples = target_examples(analyzed(session, cycle_id), labels, labelled_models, solvers) if labels else []
+        trajectories = analyzed(session, cycle_id) if labels else []
+        answers = answering_models(session, trajectories)
+        unlabelled = models.keys() - labelled_models.keys()
+        unclear = {key for key, model in answers.items() if capability_of(model) in unlabelled}
+        examples = target_examples(trajectories, labels, labelled_models, solvers, unclear)
         selected += [(text, model) for text, model in examples if model in missing_models]
         remaining = {name: model for name, model in remaining.items() if name not in labelled_models}
         if not remaining:
@@ -297,6 +303,7 @@ def target_examples(
     labels: Sequence[Label],
     models: Mapping[str, str],
     solvers: Mapping[str, str] = NO_SOLVERS,
+    unclear: Collection[str] = (),
 ) -> list[Example]:
     """Return openings that needed one capability of ``models`` (capability -> adapter), or none (base model).
 
@@ -306,6 +313,7 @@ def target_examples(
     Args:
         solvers: The model of misrouted trajectories that solves their task, which says more than their labels; "" for
             one that is not routed to.
+        unclear: Trajectories that may have needed another capability, and are no examples of the base model.
     """
     runs: Counter[tuple[str, str]] = Counter()
     needed_counts: Counter[tuple[str, str]] = Counter()
@@ -328,7 +336,8 @@ def target_examples(
             for capability, model in models.items()
             if 2 * needed_counts[cells[capability]] > runs[cells[capability]]
         ]
-        if len(needed_models) <= 1 and all(runs[cell] for cell in cells.values()):
+        is_clear = bool(needed_models) or trajectory.id not in unclear
+        if is_clear and len(needed_models) <= 1 and all(runs[cell] for cell in cells.values()):
             text = routed_text(opening_messages(trajectory.messages))
             examples.append((text, needed_models[0] if needed_models else BASE))
     return examples

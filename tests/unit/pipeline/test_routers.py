@@ -12,9 +12,11 @@ from unittest.mock import Mock
 import pytest
 
 from store.database import open_store, read_session, sqlite_url, write_session
+from store.records import RoutingChoice
 from store.repositories.capabilities import save_capabilities, save_labels
 from store.repositories.cycles import save_cycle
 from store.repositories.routers import fitted_routers
+from store.repositories.serving import save_routing
 from store.repositories.trajectories import save_trajectories
 from store.types import Label, Outcome, Verdict
 from tests.unit.pipeline.contexts import context_with_chain
@@ -167,6 +169,22 @@ def test_examples_come_from_the_newest_cycle_that_knows_the_capability_and_the_b
         assert all(text[-1] == "2" for text, _ in labelled_examples(session, ["c2", "c1"], single))
         assert labelled_examples(session, ["c2", "c1"], {"more": "more@v1"}) == []
     store.dispose()
+
+
+def test_what_an_adapter_without_labels_answered_is_no_example_of_the_base_model(tmp_path: Path) -> None:
+    """The live system has dates already, so the analysis of its failures names tools only."""
+    with context_with_chain(tmp_path, {}) as context, context.write_session() as session:
+        save_cycle(session, replace(CYCLE, id="c2"))
+        save_capabilities(session, "c2", [replace(CAPABILITY, name="tools")])
+        answers = {"d2": "dates@v1", "n2": "base", "t2": "dates@v1"}
+        save_trajectories(session, [trajectory(key, cycle_id="c2", model="incumbent") for key in answers])
+        save_routing(session, [RoutingChoice(key, model, {}, 0.0) for key, model in answers.items()])
+        for key in answers:
+            save_labels(session, "c2", labels(key, tools=[LACKING if key == "t2" else NA]))
+        examples = [("I am n2", "base"), ("I am t2", "tools@v1")]
+        assert labelled_examples(session, ["c2"], {"tools": "tools@v1", "dates": "dates@v1"}) == examples
+        # A router that does not know dates leaves its conversations to the default.
+        assert labelled_examples(session, ["c2"], {"tools": "tools@v1"}) == [("I am d2", "base"), *examples]
 
 
 async def test_only_the_classifier_of_promoted_adapters_is_published(
