@@ -47,7 +47,6 @@ from traced.evaluation.intervals import (
     by_capability,
     compare,
     episode_key,
-    pair,
     pair_shared,
     rate,
     routing_quality,
@@ -199,7 +198,9 @@ def _prompt(patch: PromptPatch, decision: PromptDecision | None) -> PromptFigure
 
 
 def _gain(arms: Arms) -> Interval | None:
-    return compare(pair(arms[BASE], arms[ROUTED])) if ROUTED in arms and BASE in arms else None
+    # What was lost is left out and counted. No later run plays it: an error here would leave the cycle without an end.
+    pairs = pair_shared(arms[BASE], arms[ROUTED]) if ROUTED in arms and BASE in arms else []
+    return compare(pairs) if pairs else None
 
 
 def over_single(arms: Arms) -> GainOver | None:

@@ -1,7 +1,7 @@
 """What a cycle did to the live system is measured against what was live before it, on the same test tasks."""
 
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -156,6 +156,18 @@ def test_grpo_on_the_target_is_compared_with_what_is_live_where_nothing_was_prom
         over_direct = gather(second).over_direct
     assert over_direct is not None
     assert over_direct.gain.difference == -0.25
+
+
+def test_a_report_leaves_out_what_was_lost(tmp_path: Path) -> None:
+    """Its cycle has been evaluated, so no run of it plays lost episodes again."""
+    rows = [*episodes("f1", "base", 10), *episodes("f1", "routed", 20)]
+    rows[:8] = [replace(row, outcome=Outcome.INFRASTRUCTURE) for row in rows[:8]]
+    with context_with_chain(tmp_path, {}) as context:
+        add(context, "f1", 100, rows)
+        figures = gather(Context(**{**vars(context), "cycle_id": "f1"}))
+    assert figures.gain is not None
+    assert (figures.gain.tasks, figures.gain.difference) == (32, 10 / 32)
+    assert figures.rates["base"].infrastructure == 8
 
 
 def test_a_cycle_with_nothing_worth_training_says_why() -> None:
