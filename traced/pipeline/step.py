@@ -16,6 +16,7 @@ from store.repositories.evidence import INCUMBENT
 from store.repositories.routers import compositions
 from store.repositories.trajectories import TrajectoryFilter, list_trajectories
 from store.types import GateAnswer, Trajectory
+from traced.config.settings import with_defaults
 from traced.evaluation.figures import BASE, CLOSED, ROUTED, LiveStep
 from traced.evaluation.intervals import compare, pair_shared, rate
 from traced.pipeline.attribution import ATTRIBUTE
@@ -87,14 +88,16 @@ def is_incumbent_untested(session: Session, cycle_id: str) -> bool:
 
 
 def _earlier_live_arm(session: Session, cycle: Cycle, incumbent: Incumbent) -> list[Trajectory]:
-    """Return the test episodes of this live system from the newest earlier cycle that has some."""
+    """Return test episodes of this live system at the cycle's temperature, of the newest earlier cycle with some."""
+    temperature = with_defaults(cycle.config)["engine"]["temperature"]
     for earlier in list_cycles(session, target=cycle.target):
         if earlier.model != cycle.model or earlier.id == cycle.id or earlier.created_at > cycle.created_at:
             continue
         criteria = TrajectoryFilter(source=cycle.target, split="test", cycle_id=earlier.id)
         arms: dict[str, list[Trajectory]] = {}
         for trajectory in list_trajectories(session, criteria):
-            arms.setdefault(trajectory.model, []).append(trajectory)
+            if trajectory.temperature == temperature:
+                arms.setdefault(trajectory.model, []).append(trajectory)
         # Where one adapter answers for all, its episodes are those of the composition.
         if incumbent.composition.model in arms:
             return arms[incumbent.composition.model]

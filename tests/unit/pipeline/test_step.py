@@ -33,6 +33,7 @@ def episodes(cycle_id: str, model: str, successes: int) -> list[Trajectory]:
             split="test",
             task_id=str(task),
             model=model,
+            temperature=0.0,
             cycle_id=cycle_id,
         )
         for task in range(40)
@@ -95,6 +96,21 @@ def test_a_live_system_that_no_cycle_has_measured_has_no_success(tmp_path: Path)
         assert step_of(context, "f2", episodes("f2", "base", 10)).success is None
         with context.read_session() as session:
             assert (is_incumbent_untested(session, "f1"), is_incumbent_untested(session, "f2")) == (False, True)
+
+
+def test_episodes_at_another_temperature_are_no_comparison(tmp_path: Path) -> None:
+    with context_with_chain(tmp_path, {}) as context:
+        add(context, "f1", 100, episodes("f1", "a@v1", 20), COMPOSITION)
+        composition = asdict(Composition(("a@v1",)))
+        for number, temperature in enumerate((0.0, 0.7)):
+            config = {"engine": {"temperature": temperature}}
+            cycle = Cycle(f"g{number}", "desk", "bundled", 0, config, CycleState.RUNNING, later(200))
+            with context.write_session() as session:
+                save_cycle(session, cycle)
+            context_of = Context(**{**vars(context), "cycle_id": cycle.id})
+            context_of.event("incumbent", StageState.FINISHED, composition=composition, live=["a@v1"], promoted_at=None)
+        with context.read_session() as session:
+            assert (is_incumbent_untested(session, "g0"), is_incumbent_untested(session, "g1")) == (False, True)
 
 
 def test_a_live_system_that_its_own_cycle_has_tested_is_compared_with_that(tmp_path: Path) -> None:
