@@ -122,7 +122,8 @@ class RouterChoice:
             log.warning("routing fell back to %s: %s", decision.router or BASE, failures)
         self._failures = failures
         default = composition.default if composition is not None else ""
-        if default and decision.model == BASE and self.pool.serves(default):
+        # A classifier may have classes of versions that are not live any more.
+        if default and decision.model not in live.routes and self.pool.serves(default):
             return replace(decision, model=default)
         return decision
 

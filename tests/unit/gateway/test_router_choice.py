@@ -129,6 +129,18 @@ async def test_what_the_router_leaves_to_the_base_model_goes_to_the_merged_versi
     assert models == ["base", "merged@v1"]
 
 
+async def test_a_class_of_a_version_that_was_rolled_back_goes_to_the_merged_version() -> None:
+    """The classifier was fitted with tools, and the live system of before has a merged version for the rest."""
+    routers = choice(WITH_EMBEDDINGS)
+    routers.pool.replicas[0].loaded = {DATES, "merged@v1"}
+    client: Any = routers.pool.replicas[0].client
+    client.embedding = [0.1, 3.0, 1.0]
+    assert (await routers.choose("c-1", USER, routers.live())).model == "tools@v1"
+    composition = Composition((DATES, "merged@v1"), "hidden-state", default="merged@v1")
+    live = replace(routers.live(), composition=composition)
+    assert (await routers.choose("c-1", USER, live)).model == "merged@v1"
+
+
 @pytest.mark.parametrize(("router", "setting"), [("labels", False), ("hidden-state", True)])
 async def test_the_router_of_a_composition_comes_before_the_setting(router: str, setting: bool) -> None:
     routers = choice(WITH_EMBEDDINGS)
