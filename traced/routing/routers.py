@@ -138,7 +138,7 @@ def takes_over(decision: RoutingDecision, current: str, margin: float) -> bool:
 
     It moves to another model that is likelier by ``margin`` (nats), never by a decision that failed.
     """
-    if decision.failed or decision.model == current or current not in decision.logprobs:
+    if decision.failed or decision.model == current or not {decision.model, current} <= decision.logprobs.keys():
         return False
     return decision.logprobs[decision.model] - decision.logprobs[current] >= margin
 

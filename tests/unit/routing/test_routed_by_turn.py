@@ -112,3 +112,5 @@ def test_a_model_without_a_log_prob_is_not_compared() -> None:
     assert not takes_over(decision, "a", 0.11)
     assert not takes_over(decision, "c", 0.0)
     assert not takes_over(decision, "b", 0.0)
+    # It was put in the place of a version that is not live any more, and the classifier has no class of it.
+    assert not takes_over(RoutingDecision("base", {"b": -0.1, "a": -0.2}, 0.0), "a", 0.0)
