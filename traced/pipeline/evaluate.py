@@ -32,7 +32,7 @@ from traced.pipeline.collect import count_successes
 from traced.pipeline.compose import composition_of
 from traced.pipeline.context import Context
 from traced.pipeline.episodes import BASE, EPISODE_S, episodes, first_jobs, model_policy, trials_of, trials_text
-from traced.pipeline.incumbent import incumbent_player
+from traced.pipeline.incumbent import composition_of_settings, incumbent_player
 from traced.pipeline.promote import routable_adapters
 from traced.pipeline.routers import available, composition_policy, routers, routing_choices
 from traced.pipeline.self_check import SELF_CHECK, self_check
@@ -91,8 +91,7 @@ async def evaluate(context: Context, promoted_adapters: Sequence[str]) -> None:
             await _model_on_test(context, source, name)
             await check_version(context, name)
         if is_routed:
-            # Without a stored choice the settings' router decides.
-            routed = composition or Composition(tuple(adapters), context.settings.routing.router)
+            routed = composition or composition_of_settings(adapters, context.settings)
             await _router_on_test(context, source, routed)
 
 

@@ -28,7 +28,7 @@ from traced.pipeline.context import Context, RunningStage
 from traced.pipeline.episodes import player_episodes
 from traced.pipeline.gate import policy_of
 from traced.pipeline.gate_episodes import round_jobs
-from traced.pipeline.incumbent import SystemPlayer, serve_composition
+from traced.pipeline.incumbent import SystemPlayer, composition_of_settings, serve_composition
 from traced.pipeline.predecessor import Predecessor, predecessor_episodes, predecessor_of, split_temperature, ticker
 from traced.pipeline.routers import routers
 from traced.pipeline.watch import play_watched, watch_jobs
@@ -106,7 +106,7 @@ async def _successor(context: Context, adapters: Sequence[str]) -> SystemPlayer:
         live = serving_adapters(session, context.model.name)
         names = [*adapters, *(name for name in live if capability_of(name) not in capabilities)]
         choice = serving_composition(read_choices(compositions(session).values()), names) if names else None
-    composition = choice or (Composition(tuple(names), context.settings.routing.router) if names else Composition())
+    composition = choice or (composition_of_settings(names, context.settings) if names else Composition())
     await serve_composition(context, composition, f"the new system ({', '.join(composition.models)})")
     routers_by_name = await routers(context, composition.routed) if composition.router else {}
     # Another composition must not find the episodes of this one.

@@ -136,8 +136,12 @@ def current_incumbent(session: Session, model: str, settings: Settings) -> Incum
         ),
         default=None,
     )
-    # Without a choice the router of the settings decides among all of them.
-    return Incumbent(composition or Composition(tuple(live), settings.routing.router), tuple(live), promoted_at)
+    return Incumbent(composition or composition_of_settings(live, settings), tuple(live), promoted_at)
+
+
+def composition_of_settings(live: Sequence[str], settings: Settings) -> Composition:
+    """Return what serves where no stored choice decides: the router of the settings among all live versions."""
+    return Composition(tuple(live), settings.routing.router, settings.routing.when == "turn")
 
 
 def merged_members(session: Session, adapter: str) -> list[str]:

@@ -115,6 +115,13 @@ def test_a_promotion_for_another_target_is_no_change_of_this_one(tmp_path: Path)
     assert of_desk == replace(of_acme, promoted_at=later(8))
 
 
+def test_without_a_choice_the_settings_say_whether_each_turn_is_routed(tmp_path: Path) -> None:
+    settings = {"routing.when": "turn", "routing.router": "labels"}
+    with context_with_chain(tmp_path, settings) as context, context.read_session() as session:
+        live = current_incumbent(session, CYCLE.model, context.settings)
+    assert live.composition == Composition((LIVE,), "labels", by_turn=True)
+
+
 def write_shape(context: Context, rank: int) -> None:
     """Write the shape of the live version's matrices."""
     with context.read_session() as session:
