@@ -70,7 +70,7 @@ class LabelCounts:
 
 @dataclass(frozen=True)
 class Traffic:
-    """The number of test conversations routed to the adapter, and to any model."""
+    """The number of test conversations of the adapter's cycle routed to the adapter, and to any model."""
 
     conversations: int
     routed: int
@@ -170,7 +170,7 @@ def evidence_chain(session: Session, adapter: str) -> EvidenceChain:
         lengths=gate_lengths(session, version, cycle),
         approvals=approvals,
         promotions=promotions,
-        traffic=_traffic(session, adapter),
+        traffic=_traffic(session, version),
         served=model_traffic(session, adapter),
         missing=[name for name, records in links.items() if not records],
         live_before=live_before(session, cycle_id),
@@ -255,6 +255,7 @@ def _label_counts(trajectories: Iterable[Trajectory], labels: Iterable[Label]) -
     return [LabelCounts(*cell, trajectories=count) for cell, count in sorted(counts.items())]
 
 
-def _traffic(session: Session, adapter: str) -> Traffic:
-    by_model = count_routed(session)
-    return Traffic(by_model.get(adapter, 0), sum(by_model.values()))
+def _traffic(session: Session, version: AdapterVersion) -> Traffic:
+    # Other cycles test other systems, in most of which the version has no part.
+    by_model = count_routed(session, cycle_id=version.cycle_id)
+    return Traffic(by_model.get(version.name, 0), sum(by_model.values()))

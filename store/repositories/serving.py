@@ -254,9 +254,11 @@ def list_routing(session: Session, *, cycle_id: str | None = None) -> list[Routi
     return [RoutingChoice(**row.model_dump()) for row in session.exec(query)]
 
 
-def count_routed(session: Session) -> dict[str, int]:
-    """Return the number of test conversations routed to each model, by model."""
+def count_routed(session: Session, *, cycle_id: str | None = None) -> dict[str, int]:
+    """Return the number of test conversations (of a cycle) routed to each model, by model."""
     query = select(RoutingRow.model, func.count()).join(TrajectoryRow).where(TrajectoryRow.split == "test")
+    if cycle_id is not None:
+        query = query.where(TrajectoryRow.cycle_id == cycle_id)
     return dict(session.exec(query.group_by(col(RoutingRow.model))).all())
 
 
