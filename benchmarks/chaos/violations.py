@@ -57,8 +57,7 @@ from traced.core.errors import PromotionError
 from traced.core.ownership import sandbox_owner
 from traced.pipeline.attribution import replay_model
 from traced.registry.integrity import check_files
-from traced.routing.composition import MERGED
-from traced.routing.router_files import capability_of
+from traced.routing.composition import MERGED, capability_of
 
 STAGING = ("*.partial", ".staging-*", ".partial-backup-*", "*.tmp")
 OPEN = (CycleState.RUNNING.value, CycleState.INTERRUPTED.value)

@@ -10,7 +10,7 @@ from store.database import read_session
 from store.records import PromotionState
 from store.repositories.promotions import newest_promotions
 from traced.inference.client import BASE
-from traced.routing.router_files import capability_of
+from traced.routing.composition import capability_of
 
 ROLLBACK_SHARE = 0.3
 

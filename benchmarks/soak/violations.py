@@ -25,7 +25,7 @@ from traced.inference.client import BASE
 from traced.ingest.conversations import qualified_id
 from traced.ingest.losses import read_losses
 from traced.ingest.spool import FILE_PATTERN
-from traced.routing.router_files import capability_of
+from traced.routing.composition import capability_of
 
 OK, BROKEN_STREAM = 200, 502
 # A router that is killed loses the positions that it has not stored yet.

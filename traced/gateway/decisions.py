@@ -29,7 +29,7 @@ from traced.gateway.metrics import Metrics
 from traced.gateway.router_choice import RouterChoice
 from traced.inference.client import BASE
 from traced.ingest.conversations import turn_messages
-from traced.routing.router_files import capability_of
+from traced.routing.composition import capability_of
 from traced.routing.routers import RoutingDecision, takes_over
 
 log = logging.getLogger(__name__)

@@ -49,12 +49,13 @@ from traced.routing.composition import (
     Choice,
     Composition,
     CompositionError,
+    capability_of,
     read_choices,
     serving_composition,
 )
 from traced.routing.hidden_state import HiddenStateClassifier, find_classifier
-from traced.routing.router_files import capability_of, classifier_file, modification_times
-from traced.routing.routers import Route, adapter_capability, adapter_route
+from traced.routing.router_files import classifier_file, modification_times
+from traced.routing.routers import HIDDEN_STATE, Route, adapter_capability, adapter_route
 
 POLL_S = 0.2
 log = logging.getLogger(__name__)
@@ -140,6 +141,7 @@ class PromotionFollower:
         adapters_root: The data directory of the cycles, if it is mounted elsewhere; None: it is where they wrote it.
         cache: The copies of adapters from an object store; None: without one.
         files: The files of the adapters, which are verified when an engine loads them; None: they are not.
+        router: ``routing.router``, for versions that no stored composition has.
     """
 
     store: Engine
@@ -153,6 +155,7 @@ class PromotionFollower:
     adapters_root: Path | None = None
     cache: AdapterCache | None = None
     files: AdapterFiles | None = None
+    router: str = HIDDEN_STATE
     _fitted_at: datetime | None = None
     _copy_error: str = ""
     live: LiveVersions = field(default_factory=LiveVersions)
@@ -226,7 +229,7 @@ class PromotionFollower:
                 for capability, trial in intact_trials.items()
                 if capability in versions or capability in paused or capability == MERGED
             } - set(live_names)
-            composition = serving_composition(self._choices(session), live_names)
+            composition = serving_composition(self._choices(session), live_names, self.router)
             members = records if composition is None else composition.routed
             routes = {name: adapter_route(session, name) for name in members if name not in challengers}
             slots = self.pool.max_adapters - len(records)

@@ -194,6 +194,7 @@ async def open_gateway(
         Path(section.adapters_root) if section.adapters_root and cache is None else None,
         cache,
         files,
+        settings.routing.router,
     )
 
     def live() -> LiveVersions:

@@ -54,8 +54,7 @@ from traced.pipeline.routers import environment_examples
 from traced.pipeline.train import STOPPED_BY
 from traced.pipeline.watch import watch, watch_text, watched_versions
 from traced.rollouts.episodes import EpisodeJob
-from traced.routing.composition import MERGED
-from traced.routing.router_files import capability_of
+from traced.routing.composition import MERGED, capability_of
 
 UNSOLVED_SHARE = 0.25
 FAILED_TRAININGS = 2

@@ -19,14 +19,19 @@ from traced.evaluation.figures import percent
 from traced.pipeline.adapter_files import serve_version
 from traced.pipeline.context import Context
 from traced.pipeline.episodes import Player
-from traced.pipeline.incumbent import SystemPlayer, incumbent_of, merged_recipe, with_version
+from traced.pipeline.incumbent import SystemPlayer, incumbent_of, merged_recipe
 from traced.pipeline.merged_version import find_recipe, merge_members
 from traced.pipeline.mixture import sound
 from traced.pipeline.routers import routers
 from traced.pipeline.validation import validated, validation_jobs
 from traced.rollouts.episodes import EpisodeJob
-from traced.routing.composition import MERGED, Composition, rank
-from traced.routing.router_files import capability_of
+from traced.routing.composition import (
+    MERGED,
+    Composition,
+    capability_of,
+    rank,
+    with_version,
+)
 from traced.routing.routers import FallbackRouter
 
 

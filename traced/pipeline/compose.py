@@ -32,7 +32,7 @@ from traced.pipeline.episodes import EPISODE_S, episodes, player_episodes
 from traced.pipeline.gate import gate, policy_of
 from traced.pipeline.gate_episodes import gate_temperature, round_jobs
 from traced.pipeline.handover import hand_over
-from traced.pipeline.incumbent import current_incumbent, incumbent_of, incumbent_player, with_version
+from traced.pipeline.incumbent import current_incumbent, incumbent_of, incumbent_player
 from traced.pipeline.merged_version import RECIPES, merge_members, publish_merge, remove_merges, with_emphasis
 from traced.pipeline.mixture import members_and_live, sound
 from traced.pipeline.routers import composition_policy, routers
@@ -47,6 +47,7 @@ from traced.routing.composition import (
     rank,
     read_choices,
     serving_composition,
+    with_version,
 )
 from traced.routing.routers import FallbackRouter
 
@@ -206,7 +207,7 @@ async def _validated(
 def composition_of(context: Context, live: Sequence[str]) -> Composition | None:
     """Return the composition that serves with these versions live; None: a router over all of them."""
     with context.read_session() as session:
-        return serving_composition(read_choices(compositions(session).values()), live)
+        return serving_composition(read_choices(compositions(session).values()), live, context.settings.routing.router)
 
 
 async def _with_gated_version(contest: Field, ranking: list[Candidate]) -> tuple[list[Candidate], str]:

@@ -32,8 +32,7 @@ from traced.pipeline.incumbent import SystemPlayer, composition_of_settings, ser
 from traced.pipeline.predecessor import Predecessor, predecessor_episodes, predecessor_of, split_temperature, ticker
 from traced.pipeline.routers import routers
 from traced.pipeline.watch import play_watched, watch_jobs
-from traced.routing.composition import Composition, read_choices, serving_composition
-from traced.routing.router_files import capability_of
+from traced.routing.composition import Composition, capability_of, read_choices, serving_composition
 
 SUCCESSOR = "successor"  # with a digest of the composition: the model of the new base model's episodes
 TARGET = "target"
@@ -105,7 +104,8 @@ async def _successor(context: Context, adapters: Sequence[str]) -> SystemPlayer:
     with context.read_session() as session:
         live = serving_adapters(session, context.model.name)
         names = [*adapters, *(name for name in live if capability_of(name) not in capabilities)]
-        choice = serving_composition(read_choices(compositions(session).values()), names) if names else None
+        choices = read_choices(compositions(session).values())
+        choice = serving_composition(choices, names, context.settings.routing.router) if names else None
     composition = choice or (composition_of_settings(names, context.settings) if names else Composition())
     await serve_composition(context, composition, f"the new system ({', '.join(composition.models)})")
     routers_by_name = await routers(context, composition.routed) if composition.router else {}

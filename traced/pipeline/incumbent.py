@@ -6,7 +6,7 @@ nothing. The cycle collects with the incumbent, and its candidates are compared 
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from typing import Any
 
@@ -27,8 +27,12 @@ from traced.pipeline.adapter_files import serve_version
 from traced.pipeline.context import Context
 from traced.pipeline.episodes import BASE, Player
 from traced.pipeline.routers import composition_policy, live_routers, routing_choices
-from traced.routing.composition import MERGED, Composition, read_choices, read_composition, serving_composition
-from traced.routing.router_files import capability_of
+from traced.routing.composition import (
+    Composition,
+    read_choices,
+    read_composition,
+    serving_composition,
+)
 from traced.routing.routers import FallbackRouter, RoutedPolicy
 
 BASE_ALONE = Composition()
@@ -126,7 +130,7 @@ def current_incumbent(session: Session, model: str, settings: Settings) -> Incum
     live = serving_adapters(session, model)
     if not live:
         return Incumbent()
-    composition = serving_composition(read_choices(compositions(session).values()), live)
+    composition = serving_composition(read_choices(compositions(session).values()), live, settings.routing.router)
     # Promotions for other targets change nothing for this one.
     promoted_at = max(
         (
@@ -184,30 +188,6 @@ async def serve_composition(context: Context, composition: Composition, title: s
                 f"{title} can no longer answer: {error.message}",
                 hint="traced cycle cancel, then the same command: a new cycle begins with what is live by then",
             ) from error
-
-
-def with_version(composition: Composition, adapter: str, router: str) -> Composition:
-    """Return a composition that has an adapter version as well.
-
-    It replaces the version of its capability, if there is one, and answers everything where that one does. Otherwise a
-    router decides, and what it leaves to the base model has the model that had it before: also for a version whose
-    training began with what answers everything, because it may have forgotten the rest. A merged version answers
-    everything.
-
-    Args:
-        router: The name of the router where the composition has none.
-    """
-    capability = capability_of(adapter)
-    if capability in (MERGED, capability_of(composition.model)):
-        return Composition((adapter,))
-    routed = [name for name in composition.routed if capability_of(name) != capability]
-    default = composition.default
-    if default and capability_of(default) == capability:
-        return replace(composition, models=(*routed, adapter), default=adapter)
-    if not composition.router:
-        routed, default = [], composition.model if composition.models else ""
-    models = (*routed, adapter, *([default] if default else []))
-    return Composition(models, composition.router or router, composition.by_turn, default)
 
 
 async def save_answering_models(

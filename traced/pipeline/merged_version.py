@@ -24,8 +24,7 @@ from traced.pipeline.context import Context
 from traced.pipeline.incumbent import merged_members
 from traced.pipeline.mixture import store_mixture
 from traced.registry.publication import publish
-from traced.routing.composition import MERGED
-from traced.routing.router_files import capability_of
+from traced.routing.composition import MERGED, capability_of
 from traced.training.errors import MergeError
 
 if TYPE_CHECKING:

@@ -24,8 +24,7 @@ from store.types import AdmissionReport, Capability, Check
 from traced.config.cycle_sections import TrainingSection
 from traced.core.errors import CapabilityError
 from traced.pipeline.context import Context
-from traced.routing.composition import MERGED
-from traced.routing.router_files import capability_of
+from traced.routing.composition import MERGED, capability_of
 
 MIXTURE = "mixture"  # the synthesizer of the environment, its check, and the training with GRPO in it
 DISTILLED = "distilled"  # the training by distillation

@@ -31,8 +31,7 @@ from traced.pipeline.incumbent import Incumbent, SystemPlayer, current_incumbent
 from traced.pipeline.routers import live_routers
 from traced.pipeline.watch import play_watched, watch_jobs, watched_versions
 from traced.rollouts.episodes import EpisodeJob
-from traced.routing.composition import read_composition
-from traced.routing.router_files import capability_of
+from traced.routing.composition import capability_of, read_composition
 
 PLAY = "play predecessor"
 # What depends on the base model or its adapters, by section.

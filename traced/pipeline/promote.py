@@ -24,7 +24,7 @@ from traced.registry.adapter_store import upload_before_traffic
 from traced.registry.decision_rules import Action
 from traced.registry.decisions import approve, pending_requests, reject, start_approved
 from traced.registry.integrity import quarantining
-from traced.routing.router_files import capability_of
+from traced.routing.composition import capability_of
 
 ACTOR = "traced cycle"
 PROMOTE = "promote"  # the stage's name in its event

@@ -63,8 +63,7 @@ from traced.pipeline.step import live_before, live_step
 from traced.pipeline.world import find_figures
 from traced.prompt_optimization.patches import SHORT_ID_DIGITS, gates, newest_patches, remedy_text, sufficient_patches
 from traced.registry.decisions import PromptDecision, prompt_decisions
-from traced.routing.composition import MERGED, Composition, read_choice
-from traced.routing.router_files import capability_of
+from traced.routing.composition import MERGED, Composition, capability_of, read_choice
 
 SESSION = "session"  # the event that a process records when it stops working on a cycle
 

@@ -36,7 +36,7 @@ from traced.inference.policies import Policy
 from traced.pipeline.attribution import ATTRIBUTE, MISROUTED
 from traced.pipeline.context import Context, RunningStage
 from traced.pipeline.episodes import model_policy
-from traced.routing.composition import Composition
+from traced.routing.composition import Composition, capability_of
 from traced.routing.embeddings import EmbeddingIdentity
 from traced.routing.hidden_state import (
     HiddenStateClassifier,
@@ -49,7 +49,7 @@ from traced.routing.hidden_state import (
     routed_text,
 )
 from traced.routing.label_router import LabelRouter
-from traced.routing.router_files import capability_of, classifier_file
+from traced.routing.router_files import classifier_file
 from traced.routing.routers import BASE, BY_LABELS, HIDDEN_STATE, FallbackRouter, RoutedPolicy, adapter_route
 from traced.targets.errors import SimulatorError
 

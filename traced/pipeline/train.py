@@ -45,8 +45,7 @@ from traced.pipeline.context import Context
 from traced.pipeline.mixture import DISTILLED, MIXTURE, TRAININGS, members_of, shape_mismatch, sound
 from traced.registry.publication import publish
 from traced.rollouts.step_limit import step_timeout_s, user_wait_s
-from traced.routing.composition import MERGED
-from traced.routing.router_files import capability_of
+from traced.routing.composition import MERGED, capability_of
 from traced.training.device import ON_CPU, TrainingDevice, training_device
 from traced.training.errors import EnvironmentFailed, NothingToLearn
 from traced.training.job import TrainingJob, TrainingResult, folder_of_run

@@ -23,8 +23,7 @@ from traced.pipeline.episodes import Player, player_episodes, seed_jobs
 from traced.pipeline.gate_episodes import GATE_SEEDS, gate_temperature
 from traced.pipeline.incumbent import Incumbent, find_incumbent, incumbent_of, incumbent_player, merged_members
 from traced.rollouts.episodes import EpisodeJob
-from traced.routing.composition import MERGED
-from traced.routing.router_files import capability_of
+from traced.routing.composition import MERGED, capability_of
 
 
 @dataclass(frozen=True)

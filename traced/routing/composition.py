@@ -5,7 +5,8 @@ one is an adapter like any other) that answers everything. Both together are a r
 model go to a merged adapter. A cycle compares the candidates on the target and stores
 them, best first. A stored choice decides while it has considered every version that is live. If it passed its gate, or
 was not shown to be worse than the base model alone, its first candidate serves whose versions are all live; otherwise
-what was live before goes on serving. Where no choice decides, a router chooses among all live versions.
+what was live before goes on serving. Further versions, which were promoted without a comparison or restored by a
+rollback, do not end that (``serving_composition``). Where no choice decides, a router chooses among all live versions.
 """
 
 import json
@@ -23,6 +24,11 @@ MERGED = "merged"  # the capability of merged adapters
 ROUNDS = (0.25, 0.25, 0.5)  # shares of the tasks
 AT_LEAST = 3  # candidates that stay after a round
 T = TypeVar("T")
+
+
+def capability_of(model: str) -> str:
+    """Return the capability of an adapter version; "" for the base model."""
+    return model.rpartition("@v")[0]
 
 
 class CompositionError(TracedError):
@@ -118,10 +124,81 @@ class Choice:
         return next((c for c in order if c.models and set(c.models) <= set(live)), None)
 
 
-def serving_composition(choices: Iterable[Choice], live: Collection[str]) -> Composition | None:
-    """Return what serves by the newest choice that decides it (``choices`` are newest first), or None."""
-    compositions = (choice.serving(live) for choice in choices)
-    return next((composition for composition in compositions if composition is not None), None)
+def serving_composition(choices: Sequence[Choice], live: Sequence[str], router: str) -> Composition | None:
+    """Return what serves by the newest choice that decides it, or None.
+
+    Where no choice has considered every live version, the newest one decides that has considered some of them. A
+    version that a rollback has restored does not change what it decides, as long as versions that are live can serve
+    so. Any other version takes part as ``with_version`` adds it, which is how its gate compared it.
+
+    Args:
+        choices: Newest first.
+        router: The name of the router where a composition without one gets a further version.
+    """
+    for choice in choices:
+        composition = choice.serving(live)
+        if composition is not None:
+            return composition
+    for choice in choices:
+        composition = _extended_choice(choice, live, router)
+        if composition is not None:
+            return composition
+    return None
+
+
+def _extended_choice(choice: Choice, live: Sequence[str], router: str) -> Composition | None:
+    known_names = [name for name in live if name in choice.considered]
+    new_names = [name for name in live if name not in choice.considered]
+    if not known_names:
+        return None
+    restored_names = [name for name in new_names if any(_is_before(name, other) for other in choice.considered)]
+    # Those that are added replace the considered versions of their capabilities: it decides as if these were live.
+    for unchanged_names in (restored_names, []):
+        added_names = [name for name in new_names if name not in unchanged_names]
+        predecessors = _same_capabilities(choice.considered, added_names)
+        names = [*known_names, *unchanged_names, *predecessors]
+        composition = replace(choice, considered=(*choice.considered, *unchanged_names)).serving(names)
+        if composition is not None:
+            for name in added_names:
+                composition = with_version(composition, name, router)
+            if set(composition.models) <= set(live):
+                return composition
+    return None
+
+
+def _same_capabilities(versions: Iterable[str], names: Iterable[str]) -> list[str]:
+    capabilities = {capability_of(name) for name in names}
+    return [version for version in versions if capability_of(version) in capabilities]
+
+
+def _is_before(name: str, other: str) -> bool:
+    """Return whether a version is an earlier one of the other's capability."""
+    (capability, _, number), (other_capability, _, other_number) = name.rpartition("@v"), other.rpartition("@v")
+    return capability == other_capability and int(number) < int(other_number)
+
+
+def with_version(composition: Composition, adapter: str, router: str) -> Composition:
+    """Return a composition that has an adapter version as well.
+
+    It replaces the version of its capability, if there is one, and answers everything where that one does. Otherwise a
+    router decides, and what it leaves to the base model has the model that had it before: also for a version whose
+    training began with what answers everything, because it may have forgotten the rest. A merged version answers
+    everything.
+
+    Args:
+        router: The name of the router where the composition has none.
+    """
+    capability = capability_of(adapter)
+    if capability in (MERGED, capability_of(composition.model)):
+        return Composition((adapter,))
+    routed = [name for name in composition.routed if capability_of(name) != capability]
+    default = composition.default
+    if default and capability_of(default) == capability:
+        return replace(composition, models=(*routed, adapter), default=adapter)
+    if not composition.router:
+        routed, default = [], composition.model if composition.models else ""
+    models = (*routed, adapter, *([default] if default else []))
+    return Composition(models, composition.router or router, composition.by_turn, default)
 
 
 async def rank(

@@ -19,8 +19,9 @@ import numpy as np
 from sandbox.contract import Message, Task
 from traced.inference.errors import EmbeddingsError, ModelError, RouterFileError, RouterFitError
 from traced.inference.routing_prompt import TASK_LIMIT, opening_text
+from traced.routing.composition import capability_of
 from traced.routing.embeddings import EmbeddingIdentity, EmbeddingSource
-from traced.routing.router_files import capability_of, uncovered_versions
+from traced.routing.router_files import uncovered_versions
 from traced.routing.routers import HIDDEN_STATE, RoutingDecision
 
 # A class with fewer examples is left out of the classifier.

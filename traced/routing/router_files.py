@@ -11,11 +11,11 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from traced.routing.composition import Composition, CompositionError, read_choices, serving_composition
+from traced.routing.composition import Composition, CompositionError, capability_of, read_choices, serving_composition
 
 CLASSIFIER = "hidden-state-router.json"
-# Equals ``traced.routing.routers.BY_LABELS``, whose module takes too long to import for ``traced status``.
-BY_LABELS = "labels"
+# Equal those of ``traced.routing.routers``, whose module takes too long to import for ``traced status``.
+HIDDEN_STATE, BY_LABELS = "hidden-state", "labels"
 # The name of the embeddings' model if they are the engine's own; equals ``traced.inference.client.BASE``, whose module
 # takes too long to import for ``traced status``.
 ENGINE_MODEL = "base"
@@ -24,11 +24,6 @@ ENGINE_MODEL = "base"
 def classifier_file(data_dir: Path, cycle_id: str) -> Path:
     """Return the path of the router that a cycle has fitted."""
     return data_dir / "runs" / cycle_id / CLASSIFIER
-
-
-def capability_of(model: str) -> str:
-    """Return the capability of an adapter version; "" for the base model."""
-    return model.rpartition("@v")[0]
 
 
 def uncovered_versions(models: Iterable[str], live: Iterable[str]) -> list[str]:
@@ -82,7 +77,7 @@ def describe_router(
     """
     if not live:
         return ""
-    composition = _serving(compositions, live)
+    composition = _serving(compositions, live, BY_LABELS if by_labels else HIDDEN_STATE)
     if composition is not None and not composition.router:
         return f"the composition of its cycle: {composition.model} answers every conversation"
     remarks = ""
@@ -98,9 +93,9 @@ def describe_router(
     return _describe_classifier(data_dir, cycles, live, embeddings_url, base_digest) + remarks
 
 
-def _serving(documents: Iterable[str], live: Sequence[str]) -> Composition | None:
+def _serving(documents: Iterable[str], live: Sequence[str], router: str) -> Composition | None:
     try:
-        return serving_composition(read_choices(documents), live)
+        return serving_composition(read_choices(documents), live, router)
     except CompositionError:
         return None
 

@@ -40,9 +40,12 @@ from traced.pipeline.collect import collect, collected
 from traced.pipeline.context import Context, RunningStage
 from traced.pipeline.episodes import Player
 from traced.pipeline.gate import Sides
-from traced.pipeline.incumbent import Incumbent, current_incumbent, incumbent_of, with_version
+from traced.pipeline.incumbent import Incumbent, current_incumbent, incumbent_of
 from traced.pipeline.train import start_of_run, version_to_start_with
-from traced.routing.composition import Composition
+from traced.routing.composition import (
+    Composition,
+    with_version,
+)
 from traced.scoring.evidence import OutcomeSources
 
 LIVE, WORLDS = "date-reasoning@v1", Path(__file__).parents[1] / "targets" / "worlds.py"

@@ -26,8 +26,7 @@ from traced.pipeline.episodes import Player
 from traced.pipeline.gate_episodes import GATE_SEEDS
 from traced.pipeline.incumbent import Incumbent
 from traced.pipeline.watch import pairs_of, watch, watch_jobs, watch_text, watched_versions
-from traced.routing.composition import Composition
-from traced.routing.router_files import capability_of
+from traced.routing.composition import Composition, capability_of
 
 LIVE = "date-reasoning@v1"
 MARGIN = 0.05

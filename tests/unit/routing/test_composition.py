@@ -48,7 +48,6 @@ MERGED_FIRST = choice(Composition((MERGED,)), ROUTER, Composition((A,)), Composi
 )
 def test_the_best_candidate_whose_versions_are_live_serves(live: list[str], expected: Composition | None) -> None:
     assert MERGED_FIRST.serving(live) == expected
-    assert serving_composition([MERGED_FIRST], live) == expected
 
 
 @pytest.mark.parametrize("answer", [GateAnswer.FAIL, GateAnswer.INCONCLUSIVE, GateAnswer.UNTESTED])
@@ -82,8 +81,46 @@ def test_without_its_new_version_what_was_live_goes_on(answer: GateAnswer) -> No
 
 def test_an_earlier_choice_serves_while_the_newest_does_not() -> None:
     failed = choice(Composition((A,)), answer=GateAnswer.FAIL)
-    assert serving_composition([failed, MERGED_FIRST], [A, B]) == ROUTER
-    assert serving_composition([choice(Composition((A,))), MERGED_FIRST], [A, B]) == Composition((A,))
+    assert serving_composition([failed, MERGED_FIRST], [A, B], "labels") == ROUTER
+    assert serving_composition([choice(Composition((A,))), MERGED_FIRST], [A, B], "labels") == Composition((A,))
+
+
+@pytest.mark.parametrize(
+    ("live", "expected"),
+    [
+        (["gamma@v1"], None),
+        ([B], None),
+        ([A, B, "gamma@v1"], Composition((A, B, "gamma@v1"), "hidden-state", by_turn=True)),
+        ([A, "beta@v2"], Composition((A, "beta@v2"), "hidden-state", by_turn=True)),
+        ([A, B, MERGED, "gamma@v1"], Composition(("gamma@v1", MERGED), "labels", default=MERGED)),
+        ([A, "beta@v2", MERGED], Composition(("beta@v2", MERGED), "labels", default=MERGED)),
+        ([A, B, "merged@v2"], Composition(("merged@v2",))),
+    ],
+)
+def test_a_version_that_was_promoted_without_a_comparison_is_added(
+    live: list[str], expected: Composition | None
+) -> None:
+    assert serving_composition([MERGED_FIRST], live, "labels") == expected
+
+
+def test_a_restored_version_leaves_what_serves_as_it_was() -> None:
+    second = Composition(("alpha@v2", B), "labels")
+    first = Composition((A, B), "labels")
+    considered = ("alpha@v2", B, "merged@v2")
+    merged = Choice(considered, (Candidate(Composition(("merged@v2",)), 9, 9), Candidate(second, 9, 8)), first)
+    assert serving_composition([merged], ["alpha@v2", B, "merged@v2"], "labels") == Composition(("merged@v2",))
+    assert serving_composition([merged], [A, B, "merged@v2"], "labels") == Composition(("merged@v2",))
+    assert serving_composition([merged], [A, B], "labels") == first
+    # Without the merged version that was live before, the restored one answers where its successor did.
+    routed = replace(merged, incumbent=Composition(("merged@v1",)), candidates=merged.candidates[1:])
+    assert serving_composition([routed], [A, B], "labels") == Composition((B, A), "labels")
+
+
+def test_an_older_choice_that_knows_all_versions_comes_first() -> None:
+    newer = Choice(("delta@v1",), (Candidate(Composition(("delta@v1",)), 9, 9),), Composition())
+    assert serving_composition([newer, MERGED_FIRST], [A, B], "labels") == ROUTER
+    expected = Composition(("alpha@v1", "beta@v1", "delta@v1"), "labels", default="delta@v1")
+    assert serving_composition([newer, MERGED_FIRST], [A, B, "delta@v1"], "labels") == expected
 
 
 def test_the_base_model_alone_is_no_composition_that_serves() -> None:

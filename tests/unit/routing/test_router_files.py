@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from traced.routing.composition import capability_of
 from traced.routing.router_files import (
     CLASSIFIER,
-    capability_of,
     classifier_file,
     describe_router,
     find_router_file,
