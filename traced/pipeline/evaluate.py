@@ -33,6 +33,7 @@ from traced.pipeline.compose import composition_of
 from traced.pipeline.context import Context
 from traced.pipeline.episodes import BASE, EPISODE_S, episodes, first_jobs, model_policy, trials_of, trials_text
 from traced.pipeline.incumbent import composition_of_settings, incumbent_player
+from traced.pipeline.mixture import sound
 from traced.pipeline.promote import routable_adapters
 from traced.pipeline.routers import available, composition_policy, routers, routing_choices
 from traced.pipeline.self_check import SELF_CHECK, self_check
@@ -40,7 +41,8 @@ from traced.pipeline.step import TESTED, is_incumbent_untested
 from traced.pipeline.train import job_for, run_summary, store_variables, with_servers, with_user
 from traced.rollouts.episodes import EpisodeJob
 from traced.rollouts.step_limit import step_timeout_s
-from traced.routing.composition import Composition
+from traced.routing.composition import MERGED, Composition
+from traced.routing.router_files import capability_of
 from traced.routing.routers import RoutedPolicy, Router
 from traced.targets.description import MODEL_USER
 from traced.training.device import training_device
@@ -102,6 +104,9 @@ async def _without_episodes(context: Context, promoted_adapters: Sequence[str]) 
             on_trial = [trial.promotion.adapter for trial in trials(session, context.model.name)]
             shadows = [name for name in on_trial if get_adapter(session, name).cycle_id == context.cycle_id]
         if adapters := routable_adapters(context, list(dict.fromkeys([*promoted_adapters, *shadows]))):
+            # A classifier without what an earlier cycle has on trial would decide nothing: label tokens would.
+            capabilities = {MERGED, *map(capability_of, adapters)}
+            adapters += [name for name in sound(context, on_trial) if capability_of(name) not in capabilities]
             serving = next(iter(await routers(context, adapters, publish=True)))
             stage.figure = f"{serving} over {', '.join(adapters)}; "
         stage.figure += TARGET_NOT_TESTED

@@ -1,6 +1,6 @@
 """What a cycle's router chooses from: its own promotions, and what was live beside them."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from io import StringIO
 from pathlib import Path
@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from store.database import open_store, sqlite_url, write_session
-from store.records import Approval, Cycle, CycleState, Decision
+from store.records import Approval, Cycle, CycleState, Decision, Promotion, PromotionState
 from store.repositories import adapters, capabilities, cycles, gates, promotions
 from store.types import Capability
 from tests.desk import DESK
@@ -19,9 +19,12 @@ from traced.core.errors import PromotionError
 from traced.core.progress import Progress
 from traced.core.resources import Meter
 from traced.inference.model_files import ModelFiles
+from traced.pipeline import evaluate as evaluate_module
 from traced.pipeline.context import Context
+from traced.pipeline.evaluate import evaluate
 from traced.pipeline.mixture import members_and_live
 from traced.pipeline.promote import decide, promote, routable_adapters
+from traced.targets.registry import target
 
 OWN_ADAPTERS, EARLIER, FOREIGN = "error-recovery@v1", "dates@v1", "tools@v1"
 
@@ -109,3 +112,35 @@ async def test_what_answers_in_place_of_a_live_version_in_quarantine_takes_part(
     decide(context, OWN_ADAPTERS, True, actor="ann")
     await promote(context, [OWN_ADAPTERS])
     assert routable_adapters(context, [OWN_ADAPTERS]) == [OWN_ADAPTERS, EARLIER]
+
+
+async def test_the_router_of_the_traffic_covers_the_canaries_of_earlier_cycles(
+    context: Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``traced serve`` uses a classifier only if it covers all versions that a router chooses among."""
+    canary, superseding = "refunds@v1", "dates@v2"
+    fits: list[list[str]] = []
+
+    async def fit(_: Context, names: Sequence[str], *, publish: bool) -> dict[str, object]:
+        assert publish
+        fits.append([*names])
+        return {"hidden-state": None}
+
+    monkeypatch.setattr(evaluate_module, "routers", fit)
+    acme = load_settings(context.data_dir, {"target.name": "acme", "target.kind": "recorded"})
+    context = replace(context, settings=acme, target=target(acme), model=replace(context.model, name="bundled"))
+    with write_session(context.store) as session:
+        capabilities.save_capabilities(session, "c0", [Capability("refunds", *"tdwel")])
+        for name in (canary, superseding):
+            of_c0 = replace(adapters.get_adapter(session, EARLIER), capability=name.partition("@")[0], name=name)
+            adapters.save_adapter(session, replace(of_c0, version=int(name[-1])))
+            gates.save_approval(session, Approval(name, Decision.APPROVED, "ann", hour(3)))
+            entry = Promotion(name, PromotionState.CANARY, "ann", hour(4), "", share=0.05)
+            promotions.put_on_trial(session, entry)
+        gates.save_approval(session, Approval(OWN_ADAPTERS, Decision.APPROVED, "ann", hour(5)))
+    await evaluate(context, await promote(context, [OWN_ADAPTERS]))
+    # The live version stands for a capability of which another one is on trial.
+    assert fits == [[OWN_ADAPTERS, EARLIER, canary]]
+    assert await promote(context, []) == []
+    await evaluate(context, [])
+    assert len(fits) == 1
