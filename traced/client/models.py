@@ -50,7 +50,7 @@ class LiveStepView(Model):
     ci: tuple[float, float] | None = None
     new: list[str] = Field(default=[], description="the cycle's versions that took traffic")
     closed: list[str] = Field(default=[], description="capabilities that the live system no longer lacks")
-    left_aside: list[str] = Field(default=[], description="capabilities whose last trainings failed their gate")
+    left_aside: list[str] = Field(default=[], description="capabilities that are not trained for now")
     handover: str = Field(default="", description="the comparison with the live system on another base model")
 
 

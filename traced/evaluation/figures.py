@@ -92,7 +92,8 @@ class LiveStep:
         gain: The same minus that of the incumbent, on the same test tasks; None if nothing was promoted.
         closed: The capabilities of live adapters that the analysis does not retain any more, or that a new base model
             has by itself.
-        left_aside: The capabilities that are not trained because their last trainings failed, with the reason.
+        left_aside: The capabilities that are not trained because their last trainings failed, or because a version is
+            on trial, with the reason.
         not_residual: Those that are not trained because other live adapters solve their tasks, with the counts.
         is_target_changed: Whether the base model does other than in an earlier cycle on the same tasks.
         fallen: The live versions in whose environments the live system does worse than in an earlier cycle.

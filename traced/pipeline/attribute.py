@@ -6,8 +6,8 @@ model and the incumbent, and each failure is attributed (``traced.pipeline.attri
 - one that is retained is trained if at least ``UNSOLVED_SHARE`` of its failures that are no chance are solved by no
   live model; the others are examples for the router's next fit;
 - one with a live version that the analysis does not retain is closed, with its gap;
-- one whose ``FAILED_TRAININGS`` last trainings on this base model, target and synthesizer did not pass their gate is
-  left aside.
+- one whose ``FAILED_TRAININGS`` last trainings on this base model, target and synthesizer did not pass their gate, or
+  which has a version on trial, is left aside.
 
 Conversations of a recorded target cannot be played again: what answered them is compared with what they lacked.
 """
@@ -19,12 +19,13 @@ from typing import Any
 
 from sqlmodel import Session
 
-from store.records import Cycle, Finding, RunState
-from store.repositories.adapters import adapters_of_runs, list_training_runs
+from store.records import Cycle, Finding, Promotion, RunState
+from store.repositories.adapters import adapters_of_runs, get_adapter, list_training_runs, quarantined_adapters
 from store.repositories.capabilities import list_labels
 from store.repositories.cycles import WATCH, get_cycle, list_cycles, list_stage_events
 from store.repositories.evidence import INCUMBENT
 from store.repositories.gates import latest_gate
+from store.repositories.promotions import trials
 from store.repositories.serving import answering_models
 from store.types import GateAnswer, Outcome, Trajectory
 from traced.core.errors import CapabilityError
@@ -223,10 +224,14 @@ def _closed(finding: Finding, versions: Mapping[str, str]) -> dict[str, Any]:
 def left_aside(session: Session, cycle_id: str, capability: str) -> str:
     """Return why a capability is not trained in a cycle although it is retained; "" if it may be.
 
-    Counted are the newest trainings of earlier cycles with the same base model, target and synthesizer. A training that
-    a person stopped does not count, and one that found nothing to learn counts as failed.
+    It is not while an earlier cycle's version of it is on trial: the live system lacks it until then, and the approval
+    of another version would end the trial. Counted are the newest trainings of earlier cycles with the same base model,
+    target and synthesizer. A training that a person stopped does not count, and one that found nothing to learn counts
+    as failed.
     """
     current = get_cycle(session, cycle_id)
+    if trial := _trial_of(session, current, capability):
+        return f"{trial.adapter} is on trial ({trial.state.value}); it is trained again once that has ended"
     reasons: list[str] = []
     for cycle in list_cycles(session, target=current.target):
         if cycle.id == cycle_id or cycle.created_at > current.created_at or cycle.model != current.model:
@@ -240,6 +245,16 @@ def left_aside(session: Session, cycle_id: str, capability: str) -> str:
         if len(reasons) == FAILED_TRAININGS:
             return "its last trainings failed (" + "; ".join(reasons) + ")"
     return ""
+
+
+def _trial_of(session: Session, cycle: Cycle, capability: str) -> Promotion | None:
+    """Return the trial of a capability's version from another cycle; None if there is none, or in quarantine."""
+    quarantined = quarantined_adapters(session)
+    for entry in trials(session, cycle.model):
+        name = entry.promotion.adapter
+        if entry.capability == capability and name not in quarantined:
+            return entry.promotion if get_adapter(session, name).cycle_id != cycle.id else None
+    return None
 
 
 def _training_result(session: Session, cycle: Cycle, capability: str) -> str | None:

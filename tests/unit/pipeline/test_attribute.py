@@ -10,12 +10,23 @@ import pytest
 
 from sandbox.contract import Message, Tool
 from store.database import write_session
-from store.records import AdapterVersion, Cycle, CycleState, Finding, RunState, StageEvent, StageState, TrainingRun
+from store.records import (
+    AdapterVersion,
+    Cycle,
+    CycleState,
+    Finding,
+    Promotion,
+    PromotionState,
+    RunState,
+    StageEvent,
+    StageState,
+    TrainingRun,
+)
 from store.repositories.adapters import save_adapter, save_training_run, set_training_state
 from store.repositories.capabilities import save_capabilities, save_findings, save_labels
 from store.repositories.cycles import fallen_versions, list_stage_events, save_cycle, save_stage_event
 from store.repositories.gates import save_gate
-from store.repositories.promotions import read_adapter_state
+from store.repositories.promotions import promote, put_on_trial, read_adapter_state, roll_back
 from store.types import GateAnswer, GateResult, Label, Outcome, Verdict
 from tests.unit.pipeline.contexts import context_with_chain
 from tests.unit.store.chain import CAPABILITY, HASH, later
@@ -335,3 +346,33 @@ def test_a_capability_whose_last_two_trainings_failed_is_left_aside(
         save_cycle(session, Cycle("now", "desk", "bundled", 0, {}, CycleState.RUNNING, later(900)))
         assert bool(left_aside(session, "now", "refunds")) == is_left_aside
         assert not left_aside(session, "now", "seats")
+
+
+@pytest.mark.parametrize("state", [PromotionState.CANARY, PromotionState.SHADOW])
+async def test_a_capability_with_a_version_on_trial_is_left_aside(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, state: PromotionState
+) -> None:
+    """The conversations of the base model lack it until the trial has ended, whatever the version can do."""
+    monkeypatch.setattr(incumbent, "current_incumbent", lambda *_: Incumbent())
+    with context_with_chain(tmp_path, {}) as first:
+        with first.write_session() as session:
+            roll_back(session, DATES, actor="Ada", at=later(50))
+            save_cycle(session, Cycle("c2", "desk", "bundled", 0, {}, CycleState.RUNNING, later(60)))
+            save_cycle(session, Cycle("other", "desk", "another", 0, {}, CycleState.RUNNING, later(60)))
+        context, other = replace(first, cycle_id="c2"), replace(first, cycle_id="other")
+        assert await attribute(context, ["date-reasoning", "seats"]) == ["date-reasoning", "seats"]
+        share = 0.05 if state is PromotionState.CANARY else None
+        with context.write_session() as session:
+            put_on_trial(session, Promotion(DATES, state, "Ada", later(70), "", share=share))
+        assert await attribute(context, ["date-reasoning", "seats"]) == ["seats"]
+        with context.read_session() as session:
+            detail = list_stage_events(session, "c2")[-1].detail
+        assert detail["left_aside"] == {
+            "date-reasoning": f"{DATES} is on trial ({state.value}); it is trained again once that has ended"
+        }
+        # It is no version of another base model, and its own cycle goes on with it after a restart.
+        assert await attribute(other, ["date-reasoning"]) == ["date-reasoning"]
+        assert await attribute(first, ["date-reasoning"]) == ["date-reasoning"]
+        with context.write_session() as session:
+            promote(session, DATES, actor="Ada", at=later(80))
+        assert await attribute(context, ["date-reasoning"]) == ["date-reasoning"]
