@@ -13,7 +13,7 @@ Conversations of a recorded target cannot be played again: what answered them is
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from typing import Any
 
@@ -72,7 +72,7 @@ async def attribute(context: Context, capabilities: Sequence[str]) -> list[str]:
     if incumbent.is_base and not postponed:
         return list(capabilities)
     with context.stage(ATTRIBUTE, "Attribute the failures of the live system") as stage:
-        attributions = [] if incumbent.is_base else await _attributions(context, incumbent, stage)
+        attributions = [] if incumbent.is_base else await _attributions(context, incumbent, capabilities, stage)
         margin = context.settings.gate.regression_margin
         results = []
         if not incumbent.is_base:
@@ -114,7 +114,9 @@ def versions_of(session: Session, incumbent: Incumbent) -> dict[str, str]:
     return {capability_of(name): name if name in incumbent.live else merged for name in names}
 
 
-async def _attributions(context: Context, incumbent: Incumbent, stage: RunningStage) -> list[Attribution]:
+async def _attributions(
+    context: Context, incumbent: Incumbent, retained: Sequence[str], stage: RunningStage
+) -> list[Attribution]:
     failures = [row for row in collected(context) if row.outcome is Outcome.FAILURE]
     failures = failures[: context.settings.analysis.attributed]
     with context.read_session() as session:
@@ -123,16 +125,27 @@ async def _attributions(context: Context, incumbent: Incumbent, stage: RunningSt
         versions = versions_of(session, incumbent)
     needs_by_id = {row.id: needs.get(row.id, Needs()) for row in failures}
     if context.target.is_recorded:
-        solvers = {key: _other_versions(needs_by_id[key], versions, models[key]) for key in needs_by_id}
+        evidence = {key: _without_replay(needs, retained, versions, models[key]) for key, needs in needs_by_id.items()}
+        needs_by_id = {key: needs for key, (needs, _) in evidence.items()}
+        solvers = {key: names for key, (_, names) in evidence.items()}
     else:
         solvers = await _routable(context, incumbent, await _solvers(context, incumbent, failures, stage), stage)
     return attribute_failures(needs_by_id, solvers, versions, INCUMBENT)
 
 
-def _other_versions(needs: Needs, versions: Mapping[str, str], model: str) -> list[str]:
-    """Return the live versions of lacking capabilities that did not answer; none if one of them answered."""
+def _without_replay(
+    needs: Needs, retained: Sequence[str], versions: Mapping[str, str], model: str
+) -> tuple[Needs, list[str]]:
+    """Return what a failure is attributed by that cannot be played again: its needs, and what should have answered.
+
+    These are the live versions of lacking capabilities; none if one of them answered. They would still have lacked a
+    retained capability without a live version: a failure that lacked both speaks for a new adapter, and nothing else.
+    """
     names = [versions[name] for name in sorted(needs.gaps) if name in versions]
-    return [] if model in names else names
+    if not names or model in names:
+        return needs, []
+    new_gaps = needs.gaps.intersection(retained) - versions.keys()
+    return (replace(needs, gaps=new_gaps), []) if new_gaps else (needs, names)
 
 
 async def _routable(

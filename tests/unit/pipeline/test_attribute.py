@@ -27,9 +27,11 @@ from store.repositories.capabilities import save_capabilities, save_findings, sa
 from store.repositories.cycles import fallen_versions, list_stage_events, save_cycle, save_stage_event
 from store.repositories.gates import save_gate
 from store.repositories.promotions import promote, put_on_trial, read_adapter_state, roll_back
+from store.repositories.trajectories import save_trajectories
 from store.types import GateAnswer, GateResult, Label, Outcome, Verdict
 from tests.unit.pipeline.contexts import context_with_chain
 from tests.unit.store.chain import CAPABILITY, HASH, later
+from tests.unit.targets.conversations import NOW, conversation, new_cycle
 from traced.core.errors import CapabilityError
 from traced.evaluation.intervals import Interval
 from traced.inference.client import Completion
@@ -376,3 +378,43 @@ async def test_a_capability_with_a_version_on_trial_is_left_aside(
         with context.write_session() as session:
             promote(session, DATES, actor="Ada", at=later(80))
         assert await attribute(context, ["date-reasoning"]) == ["date-reasoning"]
+
+
+async def test_what_no_live_adapter_has_is_new_where_conversations_cannot_be_played(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That another adapter did not answer does not show that it would have solved a task that lacks more."""
+
+    async def no_results(*_: object) -> list[object]:
+        return []
+
+    monkeypatch.setattr(attribute_module, "watch", no_results)
+    live = Incumbent(Composition((DATES,), "labels"), (DATES,), NOW)
+    monkeypatch.setattr(incumbent, "current_incumbent", lambda *_: live)
+    # What the analysis does not retain is no reason for an adapter.
+    gaps = {0: ["date-reasoning", "manners"], 1: ["date-reasoning", "refunds"], 2: ["refunds", "manners"]}
+    names = ("date-reasoning", "refunds", "manners")
+    rows = [
+        conversation(100 * kind + number, Outcome.FAILURE, model=("base", DATES)[number % 2], started_at=NOW)
+        for kind in gaps
+        for number in range(8)
+    ]
+    rows += [conversation(900 + number, Outcome.SUCCESS, model="base", started_at=NOW) for number in range(8)]
+    with new_cycle(tmp_path) as context:
+        with context.write_session() as session:
+            save_trajectories(session, rows)
+        await collect(context)
+        labels = [
+            Label(row.id, name, 0, Verdict.LACKING if name in gaps.get(int(row.task_id) // 100, []) else Verdict.NA)
+            for row in rows
+            for name in names
+        ]
+        with context.write_session() as session:
+            save_capabilities(session, "c2", [replace(CAPABILITY, name=name) for name in names])
+            save_labels(session, "c2", labels)
+        await attribute(context, ["date-reasoning", "refunds"])
+        with context.read_session() as session:
+            kinds = list_stage_events(session, "c2")[-1].detail["kinds"]
+    # Of the eight that lacked both, the adapter answered four.
+    assert kinds["refunds"] == {"new": 12, "residual": 4}
+    assert kinds["date-reasoning"] == {"routing": 4, "residual": 8}
