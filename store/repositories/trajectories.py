@@ -331,20 +331,28 @@ def judged_in_split(
     """Return the judged trajectories of a split of a source, in order of the ids.
 
     Args:
-        adapters: The adapter versions whose trajectories are included; those of others are left out.
+        adapters: The adapter versions whose trajectories are included; those in which others answered are left out.
         start: As in ``newest_judged_ids``.
     """
+    is_part = col(ExchangeRow.trajectory_id) == col(TrajectoryRow.id)
     query = select(TrajectoryRow.id, TrajectoryRow.toolset_hash, TrajectoryRow.started_at, TrajectoryRow.outcome).where(
         TrajectoryRow.source == source,
         TrajectoryRow.split == split,
         col(TrajectoryRow.outcome).in_(JUDGED_OUTCOMES),
-        or_(col(TrajectoryRow.model).not_like("%@v%"), col(TrajectoryRow.model).in_(adapters)),
+        _is_answered_by(col(TrajectoryRow.model), adapters),
+        # The model of a trajectory is that of its last answer.
+        not_(exists().where(is_part, not_(_is_answered_by(col(ExchangeRow.model), adapters)))),
         TrajectoryRow.end_cause != EndCause.SHADOW.value,
     )
     if start is not None:
         query = query.where(col(TrajectoryRow.started_at) >= start)
     rows = session.exec(query.order_by(col(TrajectoryRow.id)))
     return [JudgedRow(key, toolset, started_at, Outcome(outcome)) for key, toolset, started_at, outcome in rows]
+
+
+def _is_answered_by(model: Any, adapters: Collection[str]) -> ColumnElement[bool]:
+    """Return whether a model is one of these adapter versions, or none at all."""
+    return or_(model.not_like("%@v%"), model.in_(adapters))
 
 
 def get_toolsets(session: Session, hashes: Collection[str]) -> dict[str, list[Tool]]:

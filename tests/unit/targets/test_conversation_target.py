@@ -16,9 +16,10 @@ from agents.tool_schemas import merged_tools
 from agents.transcript import transcript
 from sandbox.admission.interface import is_same_tool
 from store.database import open_store, read_session, write_session
-from store.records import CycleState, Finding
+from store.records import CycleState, Exchange, Finding
 from store.repositories.cycles import list_cycles, list_stage_events
-from store.repositories.trajectories import list_trajectories, save_trajectories, update_outcome
+from store.repositories.serving import save_exchanges
+from store.repositories.trajectories import judged_in_split, list_trajectories, save_trajectories, update_outcome
 from store.types import INFERRED, EndCause, Outcome, Trajectory
 from tests.unit.targets.conversations import ACME, NOW, conversation, new_cycle
 from traced.config.settings import Settings, load_settings
@@ -169,6 +170,27 @@ async def test_a_later_cycle_collects_what_its_live_system_answered(
         assert {row.id for row in rows} == {f"acme-{n}" for n in (*range(10, 18), *range(20, 24))}
         assert collected(context) == rows
         assert {row.model for row in of_tool_set(context, rows)} == {"dates@v1", "base"}
+
+
+async def test_a_conversation_that_a_version_answered_in_part_is_that_of_no_system_without_it(tmp_path: Path) -> None:
+    """A rollback moves the conversations of its version to what answers instead, in the middle of them."""
+    parts = {0: ["politeness@v1", "base"], 1: ["base", "base"], 2: ["gpt-4o"]}
+    outcomes = (Outcome.SUCCESS, Outcome.FAILURE)
+    with new_cycle(tmp_path) as context:
+        rows = [conversation(number, outcomes[number % 2], model="base") for number in range(20)]
+        exchanges = [
+            Exchange(f"{row.id}-{place}", row.id, NOW, model, 200, 0.1, trajectory_id=row.id)
+            for row in rows
+            for place, model in enumerate(parts[int(row.task_id) % 3])
+        ]
+        with context.write_session() as session:
+            save_trajectories(session, rows)
+            save_exchanges(session, exchanges)
+        assert {int(row.task_id) % 3 for row in await collect(context)} == {1, 2}
+        assert {int(row.task_id) % 3 for row in of_tool_set(context, rows)} == {0, 1, 2}
+        with context.read_session() as session:
+            in_split = judged_in_split(session, "acme", TRAIN, adapters=["politeness@v1"])
+        assert len(in_split) == 20
 
 
 async def test_a_later_cycle_waits_for_conversations_after_the_promotion(
