@@ -271,6 +271,17 @@ def answering_models(session: Session, trajectories: Sequence[Trajectory]) -> di
     return models
 
 
+def models_in_conversations(session: Session, trajectories: Sequence[Trajectory]) -> dict[str, set[str]]:
+    """Return the models that answered in each reported trajectory, whose own model is that of its last answer."""
+    models = {trajectory.id: {trajectory.model} for trajectory in trajectories}
+    for batch in batches(list(models)):
+        query = select(ExchangeRow.trajectory_id, ExchangeRow.model).distinct()
+        for trajectory_id, model in session.exec(query.where(col(ExchangeRow.trajectory_id).in_(batch))):
+            if trajectory_id is not None:
+                models[trajectory_id].add(model)
+    return models
+
+
 def _compress(body: JsonObject | None) -> bytes | None:
     if body is None:
         return None

@@ -12,7 +12,7 @@ model and the incumbent, and each failure is attributed (``traced.pipeline.attri
 Conversations of a recorded target cannot be played again: what answered them is compared with what they lacked.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from typing import Any
@@ -26,7 +26,7 @@ from store.repositories.cycles import WATCH, get_cycle, list_cycles, list_stage_
 from store.repositories.evidence import INCUMBENT
 from store.repositories.gates import latest_gate
 from store.repositories.promotions import trials
-from store.repositories.serving import answering_models
+from store.repositories.serving import answering_models, models_in_conversations
 from store.types import GateAnswer, Outcome, Trajectory
 from traced.core.errors import CapabilityError
 from traced.evaluation.figures import percent
@@ -121,7 +121,7 @@ async def _attributions(
     failures = failures[: context.settings.analysis.attributed]
     with context.read_session() as session:
         needs = needs_of(list_labels(session, context.cycle_id))
-        models = answering_models(session, failures)
+        models = models_in_conversations(session, failures) if context.target.is_recorded else {}
         versions = versions_of(session, incumbent)
     needs_by_id = {row.id: needs.get(row.id, Needs()) for row in failures}
     if context.target.is_recorded:
@@ -134,7 +134,7 @@ async def _attributions(
 
 
 def _without_replay(
-    needs: Needs, retained: Sequence[str], versions: Mapping[str, str], model: str
+    needs: Needs, retained: Sequence[str], versions: Mapping[str, str], models: Collection[str]
 ) -> tuple[Needs, list[str]]:
     """Return what a failure is attributed by that cannot be played again: its needs, and what should have answered.
 
@@ -142,7 +142,7 @@ def _without_replay(
     retained capability without a live version: a failure that lacked both speaks for a new adapter, and nothing else.
     """
     names = [versions[name] for name in sorted(needs.gaps) if name in versions]
-    if not names or model in names:
+    if not names or not {*names}.isdisjoint(models):
         return needs, []
     new_gaps = needs.gaps.intersection(retained) - versions.keys()
     return (replace(needs, gaps=new_gaps), []) if new_gaps else (needs, names)

@@ -14,6 +14,7 @@ from store.records import (
     AdapterVersion,
     Cycle,
     CycleState,
+    Exchange,
     Finding,
     Promotion,
     PromotionState,
@@ -27,6 +28,7 @@ from store.repositories.capabilities import save_capabilities, save_findings, sa
 from store.repositories.cycles import fallen_versions, list_stage_events, save_cycle, save_stage_event
 from store.repositories.gates import save_gate
 from store.repositories.promotions import promote, put_on_trial, read_adapter_state, roll_back
+from store.repositories.serving import save_exchanges
 from store.repositories.trajectories import save_trajectories
 from store.types import GateAnswer, GateResult, Label, Outcome, Verdict
 from tests.unit.pipeline.contexts import context_with_chain
@@ -403,6 +405,12 @@ async def test_what_no_live_adapter_has_is_new_where_conversations_cannot_be_pla
     with new_cycle(tmp_path) as context:
         with context.write_session() as session:
             save_trajectories(session, rows)
+            # A router that decides per turn has moved it; the model of a trajectory is that of its last answer.
+            exchanges = [
+                Exchange(f"e{place}", "acme-0", NOW, model, 200, 0.1, trajectory_id="acme-0")
+                for place, model in enumerate((DATES, "base"))
+            ]
+            save_exchanges(session, exchanges)
         await collect(context)
         labels = [
             Label(row.id, name, 0, Verdict.LACKING if name in gaps.get(int(row.task_id) // 100, []) else Verdict.NA)
@@ -417,4 +425,4 @@ async def test_what_no_live_adapter_has_is_new_where_conversations_cannot_be_pla
             kinds = list_stage_events(session, "c2")[-1].detail["kinds"]
     # Of the eight that lacked both, the adapter answered four.
     assert kinds["refunds"] == {"new": 12, "residual": 4}
-    assert kinds["date-reasoning"] == {"routing": 4, "residual": 8}
+    assert kinds["date-reasoning"] == {"routing": 3, "residual": 9}
