@@ -24,13 +24,13 @@ from store.database import read_session, write_session
 from store.errors import StoreError
 from store.records import Exchange, Feedback
 from store.repositories import serving
-from store.repositories.trajectories import delete_reported, get_trajectory, save_trajectories
+from store.repositories.trajectories import delete_reported, get_trajectory, save_trajectories, update_splits
 from store.types import EndCause, Outcome, Trajectory
 from traced.ingest.conversations import branches, continues
 from traced.scoring import evidence
 from traced.scoring.evidence import Labels
 from traced.scoring.rules import UNDECIDED, Decision, Rules
-from traced.targets.conversation_target import ConversationTargets
+from traced.targets.conversation_target import SUPERSEDED, ConversationTargets
 
 OK = 200
 # Limits of one call of settle_silent, so that settling does not delay the recorder; the next call does the rest.
@@ -183,13 +183,18 @@ def _continued(trajectory: Trajectory, shorter: Sequence[Trajectory], targets: C
 
 
 def _replace(session: Session, shorter: Sequence[Trajectory], trajectory: Trajectory) -> bool:
-    """Delete trajectories that this one continues and move their exchanges to it; return whether there were any."""
+    """Delete trajectories that this one continues and move their exchanges to it; return whether there were any.
+
+    The deletion is refused if evidence of a cycle refers to the shorter trajectory. Then that stays, as where another
+    version is imported, and no later analysis uses it.
+    """
     has_replaced = False
     for earlier in shorter:
-        # The deletion is refused if evidence of a cycle refers to the shorter trajectory; then both stay.
         if delete_reported(session, earlier.id):
             serving.reassign_exchanges(session, earlier.id, trajectory.id)
             has_replaced = True
+        elif earlier.split != SUPERSEDED:
+            update_splits(session, {earlier.id: SUPERSEDED})
     return has_replaced
 
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 CONVERSATIONS_ONLY = "recorded"  # target.kind
 TRAIN, HELD_OUT, EXCLUDED = "train", "held-out", "excluded"
-# An imported conversation of which a later import has brought another version, and that is evidence of a cycle.
+# A conversation of which there is a later version, by an import or because it went on, and that is evidence of a cycle.
 SUPERSEDED = "superseded"
 
 

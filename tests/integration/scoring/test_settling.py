@@ -9,18 +9,20 @@ from pathlib import Path
 from typing import Any
 
 from store.database import open_store, read_session, sqlite_url, write_session
-from store.records import Exchange
+from store.records import Cycle, CycleState, Exchange
+from store.repositories.capabilities import save_capabilities, save_labels
+from store.repositories.cycles import save_cycle
 from store.repositories.serving import save_exchanges
 from store.repositories.trajectories import list_trajectories
-from store.types import Outcome, Trajectory
+from store.types import Label, Outcome, Trajectory, Verdict
 from tests.integration.gateway.place import RunningGateway, running_gateway
-from tests.unit.store.chain import later
+from tests.unit.store.chain import CAPABILITY, later
 from tests.waiting import eventually_async
 from traced.ingest.settlement import Scorers, settle_silent
 from traced.scoring.evidence import Labels, OutcomeSource, effective_outcome, feedback_on
 from traced.scoring.rule_file import read_rules
 from traced.scoring.rules import Decision, Rules
-from traced.targets.conversation_target import ConversationTarget, ConversationTargets
+from traced.targets.conversation_target import SUPERSEDED, ConversationTarget, ConversationTargets
 
 RULES = """
 [databases.shop]
@@ -266,6 +268,22 @@ def test_a_conversation_starts_with_its_first_request_and_keeps_its_customer(tmp
     [longer_row] = trajectories_of(tmp_path, [replace(exchange(90, longer, "Good."), started_at=later(70))], later(200))
     assert longer_row.id != row.id
     assert (longer_row.started_at, longer_row.customer, longer_row.split) == (row.started_at, "customer-1", row.split)
+
+
+def test_the_beginning_of_a_conversation_that_is_evidence_stays_out_of_later_analyses(tmp_path: Path) -> None:
+    [row] = trajectories_of(tmp_path, [exchange(1, USELESS, "Sorry.")], later(60))
+    store = open_store(sqlite_url(tmp_path / "traced.db"))
+    with write_session(store) as session:
+        save_cycle(session, Cycle("c1", "acme", "tiny", 0, {}, CycleState.RUNNING, later(70)))
+        save_capabilities(session, "c1", [CAPABILITY])
+        save_labels(session, "c1", [Label(row.id, CAPABILITY.name, 0, Verdict.LACKING)])
+    store.dispose()
+    longer = [*USELESS, {"role": "assistant", "content": "Sorry."}, {"role": "user", "content": "Now it works."}]
+    rows = trajectories_of(tmp_path, [exchange(90, longer, "Good.")], later(200))
+    assert {len(version.messages): version.split for version in rows} == {2: SUPERSEDED, 4: row.split}
+    longer += [{"role": "assistant", "content": "Good."}, {"role": "user", "content": "Bye."}]
+    rows = trajectories_of(tmp_path, [exchange(300, longer, "Bye.")], later(400))
+    assert {len(version.messages): version.split for version in rows} == {2: SUPERSEDED, 6: row.split}
 
 
 def test_a_last_call_without_tools_takes_none_away(tmp_path: Path) -> None:
