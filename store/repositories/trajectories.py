@@ -2,8 +2,9 @@
 
 Invariants: the first recording under an id is kept, except that a trajectory without an outcome of the agent
 (``infrastructure``, ``unknown``) is replaced by a later one unless a label, fault attribution, citation or routing
-choice refers to it; the split stays even then. Listings are ordered by source, split, task id, trial, model and id. A
-"reported" trajectory is one that no cycle recorded: production or an import.
+choice refers to it; the split stays even then. A later recording adds the start that the first one lacked. Listings are
+ordered by source, split, task id, trial, model and id. A "reported" trajectory is one that no cycle recorded:
+production or an import.
 """
 
 from collections import Counter
@@ -64,7 +65,8 @@ def save_trajectories(session: Session, trajectories: Iterable[Trajectory]) -> S
     for key, (_, _, split) in digests.items():
         # The stored split may have been updated since; "" is none.
         incoming[key] = replace(incoming[key], split=split or incoming[key].split)
-    new, unchanged = [], 0
+    new: list[Trajectory] = []
+    unchanged: list[Trajectory] = []
     overwritten: list[str] = []
     rejected: list[str] = []
     for trajectory in incoming.values():
@@ -73,7 +75,7 @@ def save_trajectories(session: Session, trajectories: Iterable[Trajectory]) -> S
             continue
         stored_digest, outcome, _ = digests[trajectory.id]
         if stored_digest == _digest(trajectory):
-            unchanged += 1
+            unchanged.append(trajectory)
         # A recording without an outcome of the agent is no evidence, so a repeated episode may replace it.
         elif not Outcome(outcome).is_judged and not _is_cited(session, trajectory.id):
             overwritten.append(trajectory.id)
@@ -81,7 +83,8 @@ def save_trajectories(session: Session, trajectories: Iterable[Trajectory]) -> S
             rejected.append(trajectory.id)
     _delete(session, overwritten)
     _insert(session, new + [incoming[key] for key in overwritten])
-    return SaveResult(len(new), unchanged, overwritten, rejected)
+    _add_starts(session, {row.id: row.started_at for row in unchanged if row.started_at is not None})
+    return SaveResult(len(new), len(unchanged), overwritten, rejected)
 
 
 def update_outcome(session: Session, trajectory: Trajectory) -> bool:
@@ -473,6 +476,15 @@ def _is_cited(session: Session, trajectory_id: str) -> bool:
         session.exec(select(column).where(column == trajectory_id).limit(1)).first() is not None
         for column in (col(table.trajectory_id) for table in (LabelRow, FaultRow, CitationRow))
     )
+
+
+def _add_starts(session: Session, starts: Mapping[str, datetime]) -> None:
+    for batch in batches(list(starts)):
+        query = select(TrajectoryRow.id).where(
+            col(TrajectoryRow.id).in_(batch), col(TrajectoryRow.started_at).is_(None)
+        )
+        for key in session.exec(query).all():
+            session.execute(update(TrajectoryRow).where(col(TrajectoryRow.id) == key).values(started_at=starts[key]))
 
 
 def _delete(session: Session, ids: Sequence[str]) -> None:

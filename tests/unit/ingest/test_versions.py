@@ -159,3 +159,21 @@ def test_a_later_export_of_traces_takes_the_place_of_an_earlier_one(run: Run, st
     result = run(path=path)
     assert 0 < result.added == result.superseded
     assert len(list_rows(store)) == count
+
+
+@pytest.mark.parametrize("is_cited", [False, True])
+def test_a_later_import_adds_the_start_that_an_earlier_one_lacked(run: Run, store: Engine, is_cited: bool) -> None:
+    """Without a start time no cycle after a promotion uses a conversation, and it says to import them with one."""
+    run({"id": "a", "reward": 0}, {"reward": 1})
+    rows = {row.task_id: row for row in list_rows(store)}
+    if is_cited:
+        cite(store, rows["a"].id)
+    start = "2026-01-02T03:04:05Z"
+    result = run({"id": "a", "reward": 0, "started_at": start}, {"reward": 1, "started_at": start})
+    assert (result.added, result.known, result.superseded) == (0, 2, 0)
+    at = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
+    with_start = {row.task_id: row for row in list_rows(store)}
+    assert with_start == {key: replace(row, started_at=at) for key, row in rows.items()}
+    # The first one is kept.
+    run({"id": "a", "reward": 0, "started_at": "2027-01-02T03:04:05Z"}, {"reward": 1})
+    assert {row.task_id: row for row in list_rows(store)} == with_start
