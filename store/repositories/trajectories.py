@@ -337,20 +337,33 @@ def judged_in_split(
         adapters: The adapter versions whose trajectories are included; those in which others answered are left out.
         start: As in ``newest_judged_ids``.
     """
-    is_part = col(ExchangeRow.trajectory_id) == col(TrajectoryRow.id)
     query = select(TrajectoryRow.id, TrajectoryRow.toolset_hash, TrajectoryRow.started_at, TrajectoryRow.outcome).where(
-        TrajectoryRow.source == source,
-        TrajectoryRow.split == split,
-        col(TrajectoryRow.outcome).in_(JUDGED_OUTCOMES),
+        *_in_split(source, split, adapters, start), col(TrajectoryRow.outcome).in_(JUDGED_OUTCOMES)
+    )
+    rows = session.exec(query.order_by(col(TrajectoryRow.id)))
+    return [JudgedRow(key, toolset, started_at, Outcome(outcome)) for key, toolset, started_at, outcome in rows]
+
+
+def outcomes_in_split(
+    session: Session, source: str, split: str, *, adapters: Collection[str] = (), start: datetime | None = None
+) -> Counter[Outcome]:
+    """Return the number of trajectories of a split by outcome; arguments as for ``judged_in_split``."""
+    outcome = col(TrajectoryRow.outcome)
+    query = select(outcome, func.count()).where(*_in_split(source, split, adapters, start)).group_by(outcome)
+    return Counter({Outcome(name): count for name, count in session.exec(query)})
+
+
+def _in_split(source: str, split: str, adapters: Collection[str], start: datetime | None) -> list[ColumnElement[bool]]:
+    is_part = col(ExchangeRow.trajectory_id) == col(TrajectoryRow.id)
+    return [
+        col(TrajectoryRow.source) == source,
+        col(TrajectoryRow.split) == split,
         _is_answered_by(col(TrajectoryRow.model), adapters),
         # The model of a trajectory is that of its last answer.
         not_(exists().where(is_part, not_(_is_answered_by(col(ExchangeRow.model), adapters)))),
-        TrajectoryRow.end_cause != EndCause.SHADOW.value,
-    )
-    if start is not None:
-        query = query.where(col(TrajectoryRow.started_at) >= start)
-    rows = session.exec(query.order_by(col(TrajectoryRow.id)))
-    return [JudgedRow(key, toolset, started_at, Outcome(outcome)) for key, toolset, started_at, outcome in rows]
+        col(TrajectoryRow.end_cause) != EndCause.SHADOW.value,
+        *([] if start is None else [col(TrajectoryRow.started_at) >= start]),
+    ]
 
 
 def _is_answered_by(model: Any, adapters: Collection[str]) -> ColumnElement[bool]:

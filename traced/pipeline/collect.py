@@ -24,6 +24,7 @@ from store.repositories.trajectories import (
     get_trajectories,
     judged_in_split,
     list_trajectories,
+    outcomes_in_split,
 )
 from store.types import INFERRED, EndCause, Outcome, Trajectory
 from traced.core.errors import StageError
@@ -119,7 +120,7 @@ def _collect_conversations(context: Context) -> list[Trajectory]:
     with context.stage("collect", collection_title(context.target, incumbent)) as stage:
         constant = split_without_constant_customer(context.store, conversation_target(context.settings))
         with context.read_session() as session:
-            selection, unused = _selection(session, name, incumbent), _unused(session, name)
+            selection, unused = _selection(session, name, incumbent), _unused(session, name, incumbent)
             if not labelled_trajectories(session, context.cycle_id):
                 check_conversations(session, name, incumbent)
         trajectories = collected(context)
@@ -171,7 +172,7 @@ def check_conversations(session: Session, name: str, incumbent: Incumbent) -> No
     kind += f" since {incumbent.promoted_at:%Y-%m-%d %H:%M} UTC, the newest promotion," if incumbent.promoted_at else ""
     raise StageError(
         f"{successes + failures} conversations of {name}{kind} are judged, {successes} successes and {failures} "
-        f"failures; the analysis needs {MIN_OUTCOMES} of each ({_unused_text(_unused(session, name))})"
+        f"failures; the analysis needs {MIN_OUTCOMES} of each ({_unused_text(_unused(session, name, incumbent))})"
         f"{_others_text(selection)}{_timeless_text(session, name, incumbent)}"
         f"{f'; {constant.text}' if constant is not None else ''}",
         hint=OUTCOME_SOURCES,
@@ -193,14 +194,15 @@ def not_analyzed(context: Context) -> int:
         )
 
 
-def _unused(session: Session, name: str) -> dict[str, int]:
-    """Return how many conversations of a recorded target no cycle may use, by reason."""
+def _unused(session: Session, name: str, incumbent: Incumbent) -> dict[str, int]:
+    """Return how many conversations of a recorded target's incumbent no cycle may use, by reason."""
+    adapters, start = incumbent.composition.models, incumbent.promoted_at
     counts = {
-        split: count_outcomes(session, TrajectoryFilter(source=name, split=split))
+        split: outcomes_in_split(session, name, split, adapters=adapters, start=start)
         for split in (TRAIN, HELD_OUT, EXCLUDED)
     }
-    unused = {"unjudged": counts[TRAIN].get(Outcome.UNKNOWN, 0), "held out": sum(counts[HELD_OUT].values())}
-    excluded = sum(counts[EXCLUDED].values())
+    unused = {"unjudged": counts[TRAIN][Outcome.UNKNOWN], "held out": counts[HELD_OUT].total()}
+    excluded = counts[EXCLUDED].total()
     return unused | ({"excluded": excluded} if excluded else {})
 
 

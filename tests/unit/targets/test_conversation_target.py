@@ -212,6 +212,29 @@ async def test_a_later_cycle_waits_for_conversations_after_the_promotion(
             await collect(context)
 
 
+async def test_only_what_the_cycle_could_use_counts_as_without_an_outcome_or_held_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An outcome for a conversation of before the promotion, or for the answer of a shadow, would change nothing."""
+    live = Incumbent(Composition(("dates@v1",)), ("dates@v1",), NOW)
+    monkeypatch.setattr(incumbent, "current_incumbent", lambda *_: live)
+    unused: list[dict[str, Any]] = [
+        {"model": "base", "started_at": NOW - timedelta(hours=1)},
+        {"model": "dates@v2", "started_at": NOW},
+        {"model": "dates@v1", "started_at": NOW, "end_cause": EndCause.SHADOW},
+    ]
+    rows = [conversation(1, Outcome.UNKNOWN, started_at=NOW, model="dates@v1")]
+    rows += [conversation(2, Outcome.SUCCESS, started_at=NOW, model="base", split=HELD_OUT)]
+    for number, changes in enumerate(unused):
+        rows += [conversation(10 + number, Outcome.UNKNOWN, **changes)]
+        rows += [conversation(20 + number, Outcome.FAILURE, split=HELD_OUT, **changes)]
+    with new_cycle(tmp_path) as context:
+        with context.write_session() as session:
+            save_trajectories(session, rows)
+        with pytest.raises(StageError, match=r"of each \(1 without an outcome, 1 held out\)"):
+            await collect(context)
+
+
 @pytest.mark.parametrize("has_lists", [False, True])
 async def test_conversations_without_a_list_of_tools_are_not_told_apart_silently(
     tmp_path: Path, has_lists: bool
