@@ -121,6 +121,7 @@ def _collect_conversations(context: Context) -> list[Trajectory]:
         constant = split_without_constant_customer(context.store, conversation_target(context.settings))
         with context.read_session() as session:
             selection, unused = _selection(session, name, incumbent), _unused(session, name, incumbent)
+            timeless_text = _timeless_text(session, name, incumbent)
             if not labelled_trajectories(session, context.cycle_id):
                 check_conversations(session, name, incumbent)
         trajectories = collected(context)
@@ -137,7 +138,7 @@ def _collect_conversations(context: Context) -> list[Trajectory]:
             ),
         }
         stage.figure = f"{outcomes[Outcome.SUCCESS]} successes and {outcomes[Outcome.FAILURE]} failures; "
-        stage.figure += f"{_unused_text(unused)}{_others_text(selection)}"
+        stage.figure += f"{_unused_text(unused)}{_others_text(selection)}{timeless_text}"
         stage.figure += f"; {constant.text}" if constant is not None else ""
         tools = list(chain.from_iterable(trajectory.tools for trajectory in trajectories))
         stage.figure += f"; {NO_TOOL_LISTS}" if tools and all(tool.get(INFERRED) for tool in tools) else ""

@@ -210,6 +210,12 @@ async def test_a_later_cycle_waits_for_conversations_after_the_promotion(
             save_trajectories(session, [conversation(n, outcomes[n % 2], started_at=None) for n in range(20, 23)])
         with pytest.raises(StageError, match=r"left out because they have no start time: 3\. If they are newer"):
             await collect(context)
+        new_changes = {"model": "dates@v1", "started_at": NOW}
+        with context.write_session() as session:
+            save_trajectories(session, [conversation(n, outcomes[n % 2], **new_changes) for n in range(30, 40)])
+        assert len(await collect(context)) == 10
+        figure = context.progress.lines["collect"].figure
+        assert figure.startswith("5 successes and 5 failures; 0 without an outcome, 0 held out; left out because they")
 
 
 async def test_only_what_the_cycle_could_use_counts_as_without_an_outcome_or_held_out(
