@@ -32,7 +32,7 @@ from store.records import (
     StageState,
 )
 from store.repositories.adapters import get_adapter, quarantined_adapters
-from store.repositories.cycles import HANDOVER, PREDECESSOR, fallen_versions, save_stage_event
+from store.repositories.cycles import HANDOVER, PREDECESSOR, fallen_versions, get_cycle, save_stage_event
 from store.repositories.gates import insert_approval, latest_approval, latest_decisions, latest_gate
 from store.tables import (
     AdapterRow,
@@ -279,6 +279,13 @@ def rollback_target(session: Session, entry: PromotionEntry) -> str | None:
 def live_adapters(session: Session, model: str | None = None) -> list[Promotion]:
     """Return the newest log entry of every live adapter version (of a base model), by capability."""
     return [entry.promotion for entry in newest_promotions(session, model) if entry.is_live]
+
+
+def promoted_at(session: Session, target: str, model: str | None = None) -> datetime | None:
+    """Return when the newest live version (of a base model) was promoted, of those from cycles of a target."""
+    live = live_adapters(session, model)
+    cycles = {entry.adapter: get_cycle(session, get_adapter(session, entry.adapter).cycle_id) for entry in live}
+    return max((entry.at for entry in live if cycles[entry.adapter].target == target), default=None)
 
 
 def in_service(session: Session) -> dict[str, str]:

@@ -118,7 +118,7 @@ class CycleLoop:
         self._model_check = ModelCheck(self.executor, self.now)
 
     def request_cycle(self, cause: str) -> None:
-        """Begin a cycle as soon as possible; the request is not stored and is lost by a restart."""
+        """Begin a cycle as soon as possible; the request is not stored and is lost by a restart. "" withdraws it."""
         self._requested_cause = cause
         self.wake()
 
@@ -214,6 +214,8 @@ class CycleLoop:
         if cycle is not None and not await asyncio.to_thread(self._can_collect, cycle):
             return None
         if not cause:
+            if cycle is None:
+                await asyncio.to_thread(self._clear_start_blocker)
             return cycle
         # The settings may be reloaded during the checks; the cycle gets those that were checked.
         settings = self.settings
@@ -304,6 +306,15 @@ class CycleLoop:
                 if started_at is not None:
                     message = daemon_blocked(BEGINNING, reason, error.hint or "traced doctor", started_at)
                     announce(session, message, self.settings.notify.names, at=at)
+
+    def _clear_start_blocker(self) -> None:
+        """Forget why a cycle could not begin that is due no more."""
+        name = self.settings.target.name
+        with read_session(self.store) as session:
+            is_blocked = bool(get_target_state(session, name).cannot_begin)
+        if is_blocked:
+            with write_session(self.store) as session:
+                record_start_blocker(session, name, "")
 
     def _create_cycle(self, settings: Settings, cause: str) -> Cycle | None:
         """Store a new cycle of these settings; None if a person has paused the target meanwhile."""

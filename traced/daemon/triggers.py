@@ -1,9 +1,10 @@
 """Triggers that request a cycle: by the clock (cron, interval), or by reported trajectories and their failure rate.
 
-Invariants: a trigger only requests a cycle; counting starts at the beginning of the last cycle. Runs missed while the
-service was down are caught up once; a trigger that fires during a cycle is queued. A paused target drops its queued
-clock triggers and keeps its counts. Failure rates cover at least the configured window; infrastructure failures do not
-count. The state is kept in ``triggers.db`` of the data directory, which is recreated if it is damaged.
+Invariants: a trigger only requests a cycle; counting starts at the beginning of the last cycle, for a recorded target
+also at the last promotion, because its next cycle uses what came since. Runs missed while the service was down are
+caught up once; a trigger that fires during a cycle is queued. A paused target drops its queued clock triggers and keeps
+its counts. Failure rates cover at least the configured window; infrastructure failures do not count. The state is kept
+in ``triggers.db`` of the data directory, which is recreated if it is damaged.
 How it fails: errors of the store or the file are logged once and retried at the next check.
 """
 
@@ -30,6 +31,7 @@ from store.database import connect, read_session, sqlite_url
 from store.errors import StoreError
 from store.records import TargetState
 from store.repositories.cycles import get_target_state
+from store.repositories.promotions import promoted_at
 from store.repositories.trajectories import count_reported
 from store.types import Outcome
 from traced.config.service_sections import TriggersSection
@@ -37,6 +39,7 @@ from traced.config.settings import Settings
 from traced.core.schedule import cron_trigger
 from traced.core.time_windows import parse_zone
 from traced.daemon.trigger_progress import FILE
+from traced.targets.conversation_target import conversation_target
 
 
 @dataclass(frozen=True)
@@ -51,21 +54,29 @@ class Totals:
 class Counters:
     """Samples of the totals since the last cycle began, and the cause of a queued clock trigger (``due``).
 
-    ``started`` is the start of that cycle in ISO format, "" without one. The samples in ``looks`` are oldest first; the
-    first is from the start of that cycle.
+    ``started`` is the start of that cycle in ISO format, "" without one, and ``promotion`` the promotion since which a
+    recorded target is counted. The samples in ``looks`` are oldest first; the first is from the later of both.
     """
 
     started: str
     looks: tuple[Totals, ...]
     due: str = ""
+    promotion: str = ""
 
 
-def add_sample(previous: Counters | None, started: str, totals: Totals, window: int) -> Counters:
-    """Add a sample; drop the earlier samples if a cycle has begun or the totals fell (deleted trajectories)."""
+def add_sample(
+    previous: Counters | None, started: str, totals: Totals, window: int, *, promotion: str = ""
+) -> Counters:
+    """Add a sample; drop the earlier samples if a cycle has begun or the totals fell (deleted trajectories).
+
+    A promotion after that drops them, too. A queued clock trigger stays then.
+    """
     if previous is None:
-        previous = Counters(started, (totals if started else Totals(),))
+        previous = Counters(started, (totals if started else Totals(),), promotion=promotion)
     if previous.started != started:
-        return Counters(started, (totals,))
+        return Counters(started, (totals,), promotion=promotion)
+    if promotion > max(previous.promotion, started):
+        return replace(previous, looks=(totals,), promotion=promotion)
     if totals.trajectories < previous.looks[-1].trajectories:
         return replace(previous, looks=(totals,))
     if totals == previous.looks[-1]:
@@ -115,7 +126,10 @@ class Clock:
 
 @dataclass
 class Triggers:
-    """The triggers of the target; ``request`` requests a cycle (``traced.daemon.loop.CycleLoop.request_cycle``)."""
+    """The triggers of the target; ``request`` requests a cycle (``traced.daemon.loop.CycleLoop.request_cycle``).
+
+    A request is withdrawn (``request("")``) if a promotion has made useless what it counted.
+    """
 
     settings: Settings
     store: sqlalchemy.Engine
@@ -126,7 +140,7 @@ class Triggers:
     _fired_causes: list[str] = field(default_factory=list)
     _awake: asyncio.Event = field(default_factory=asyncio.Event)
     _event_loop: asyncio.AbstractEventLoop | None = None
-    _requested_since: str | None = None
+    _request_key: tuple[str, str] | None = None
     _outage_logged: bool = False
 
     def next_at(self) -> datetime | None:
@@ -217,21 +231,28 @@ class Triggers:
         del self._fired_causes[: len(causes)]
         section = self.settings.triggers
         reason = counters.due or due_reason(counters, section.trajectories, section.failure_rate, section.window)
-        if target_state.paused_at is None and reason and self._requested_since != counters.started:
-            self._requested_since = counters.started  # the loop keeps a request until a cycle begins
+        key, request_key = (counters.started, counters.promotion), self._request_key
+        if target_state.paused_at is None and reason and request_key != key:
+            self._request_key = key  # the loop keeps a request until a cycle begins
             log.info("a cycle of %s is due: %s", target_state.name, reason)
             self.request(reason)
+        elif not reason and request_key is not None and request_key != key:
+            self._request_key = None
+            if request_key[0] == counters.started:
+                self.request("")
 
     def _update_counters(self, engine: sqlalchemy.Engine, causes: list[str]) -> tuple[TargetState, Counters]:
         """Update and save the counters; return the target's state and the counters."""
         name = self.settings.target.name
+        is_recorded = conversation_target(self.settings).is_recorded
         with read_session(self.store) as session:
             target_state = get_target_state(session, name)
             outcomes = count_reported(session, name)
+            promotion_at = promoted_at(session, name) if is_recorded else None
         totals = Totals(outcomes[Outcome.SUCCESS] + outcomes[Outcome.FAILURE], outcomes[Outcome.FAILURE])
-        started = target_state.last_started_at.isoformat() if target_state.last_started_at else ""
+        started, promotion = _time_text(target_state.last_started_at), _time_text(promotion_at)
         previous = _load(engine)
-        counters = add_sample(previous, started, totals, self.settings.triggers.window)
+        counters = add_sample(previous, started, totals, self.settings.triggers.window, promotion=promotion)
         due = "" if target_state.paused_at is not None else (counters.due or "".join(causes[:1]))
         counters = replace(counters, due=due)
         if counters != previous:
@@ -307,13 +328,19 @@ def _create_table(engine: sqlalchemy.Engine) -> bool:
         return False
 
 
+def _time_text(time: datetime | None) -> str:
+    return "" if time is None else time.isoformat()
+
+
 def _load(engine: sqlalchemy.Engine) -> Counters | None:
     with engine.begin() as connection:
         value = connection.execute(text("SELECT value FROM counters")).scalar()
     if value is None:
         return None
     record = json.loads(value)
-    return Counters(record["started"], tuple(Totals(**sample) for sample in record["looks"]), record["due"])
+    looks = tuple(Totals(**sample) for sample in record["looks"])
+    # A file of an earlier release has no promotion.
+    return Counters(record["started"], looks, record["due"], record.get("promotion", ""))
 
 
 def _save(engine: sqlalchemy.Engine, counters: Counters) -> None:

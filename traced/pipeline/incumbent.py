@@ -16,7 +16,7 @@ from store.records import RoutingChoice, StageState
 from store.repositories.adapters import get_adapter, get_training_run
 from store.repositories.cycles import get_cycle, list_stage_events
 from store.repositories.evidence import INCUMBENT
-from store.repositories.promotions import live_adapters, serving_adapters
+from store.repositories.promotions import promoted_at, serving_adapters
 from store.repositories.routers import compositions
 from store.repositories.serving import save_routing
 from store.types import Trajectory
@@ -132,15 +132,11 @@ def current_incumbent(session: Session, model: str, settings: Settings) -> Incum
         return Incumbent()
     composition = serving_composition(read_choices(compositions(session).values()), live, settings.routing.router)
     # Promotions for other targets change nothing for this one.
-    promoted_at = max(
-        (
-            entry.at
-            for entry in live_adapters(session, model)
-            if _target_of(session, entry.adapter) == settings.target.name
-        ),
-        default=None,
+    return Incumbent(
+        composition or composition_of_settings(live, settings),
+        tuple(live),
+        promoted_at(session, settings.target.name, model),
     )
-    return Incumbent(composition or composition_of_settings(live, settings), tuple(live), promoted_at)
 
 
 def composition_of_settings(live: Sequence[str], settings: Settings) -> Composition:
@@ -157,10 +153,6 @@ def merged_recipe(session: Session, adapter: str) -> tuple[list[str], str]:
     """Return the versions that a merged one was made of, and the recipe's name; "" for a jointly trained one."""
     run = get_training_run(session, get_adapter(session, adapter).training_run_id)
     return [str(name) for name in run.config["members"]], str(run.config.get("merge", ""))
-
-
-def _target_of(session: Session, adapter: str) -> str:
-    return get_cycle(session, get_adapter(session, adapter).cycle_id).target
 
 
 async def incumbent_player(context: Context) -> Player:

@@ -102,6 +102,17 @@ async def test_a_cycle_of_recorded_conversations_waits_for_them(place: Place) ->
     assert (cycle.target, place.control.status().target.cannot_begin) == ("acme", "")
 
 
+async def test_a_request_that_is_withdrawn_leaves_no_reason_why_it_waits(place: Place) -> None:
+    acme = load_settings(place.data_dir, {**AT_ONCE, **ACME})
+    place.loop.settings = place.control.settings = acme
+    place.loop.request_cycle("200 new trajectories")
+    assert await place.loop._next_cycle(pending_future()) is None
+    assert place.control.status().target.cannot_begin.startswith("0 conversations of acme are judged")
+    place.loop.request_cycle("")
+    assert await place.loop._next_cycle(pending_future()) is None
+    assert place.control.status().target.cannot_begin == ""
+
+
 async def test_an_unfinished_cycle_of_recorded_conversations_waits_for_them_too(place: Place) -> None:
     """A command may leave a cycle whose collection has not finished; the service neither fails nor quarantines it."""
     acme = load_settings(place.data_dir, {**AT_ONCE, **ACME})

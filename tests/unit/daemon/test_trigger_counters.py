@@ -51,6 +51,18 @@ def test_a_cause_that_waits_is_served_by_any_cycle() -> None:
     assert add_sample(waiting, SECOND_START, Totals(5, 0), 100).due == ""
 
 
+def test_a_promotion_counts_anew_and_keeps_a_queued_clock_trigger() -> None:
+    first, second = "2026-03-14T08:00:00+00:00", "2026-03-14T09:30:00+00:00"
+    counters = Counters(FIRST_START, (Totals(), Totals(90, 9)), due="cron 0 3 * * *", promotion=first)
+    assert add_sample(counters, FIRST_START, Totals(90, 9), 100, promotion=first) == counters
+    counters = add_sample(counters, FIRST_START, Totals(95, 9), 100, promotion=second)
+    assert counters == Counters(FIRST_START, (Totals(95, 9),), "cron 0 3 * * *", second)
+    # A rollback to the base model makes no conversation useless, nor does what a cycle began with.
+    assert len(add_sample(counters, FIRST_START, Totals(99, 9), 100).looks) == 2
+    counters = add_sample(counters, SECOND_START, Totals(99, 9), 100, promotion=second)
+    assert len(add_sample(counters, SECOND_START, Totals(100, 9), 100, promotion=second).looks) == 2
+
+
 @given(st.lists(st.tuples(st.integers(0, 40), st.booleans()), max_size=60), st.integers(1, 100))
 def test_few_looks_are_kept_and_the_rate_is_exact(arrivals: list[tuple[int, bool]], window: int) -> None:
     history: list[bool] = []

@@ -14,6 +14,7 @@ from sqlalchemy import Engine, text
 
 from store.database import open_store, sqlite_url, write_session
 from store.repositories.cycles import pause_target, record_start, resume_target
+from store.repositories.promotions import promote, roll_back
 from store.repositories.trajectories import save_trajectories
 from store.types import Outcome
 from tests.unit.store.chain import CYCLE, save_chain, trajectory
@@ -210,6 +211,36 @@ def test_enough_new_trajectories_ask_once_and_count_anew(place: Place) -> None:
     place.report(4)
     place.live(settings)
     assert place.causes == ["7 new trajectories"]
+
+
+@pytest.mark.parametrize("is_recorded", [False, True])
+def test_a_promotion_makes_a_recorded_target_count_anew(place: Place, is_recorded: bool) -> None:
+    """Its next cycle uses only what came since; one that was requested before would begin with eight of them."""
+    settings: dict[str, object] = {"triggers.trajectories": 5}
+    settings |= {"target.kind": "recorded"} if is_recorded else {}
+    place.begin()
+    place.live(settings)
+    place.report(6)
+
+    def promote_once() -> bool:
+        if not place.causes:
+            return False
+        if place.causes == ["6 new trajectories"]:
+            with write_session(place.store) as session:
+                roll_back(session, "date-reasoning@v1", actor="Ada", at=place.now())
+                promote(session, "date-reasoning@v1", actor="Ada", at=place.now())
+            place.causes.append("promotion")
+        return not is_recorded or place.causes[-1] == ""
+
+    place.live(settings, promote_once)
+    assert place.causes == ["6 new trajectories", "promotion", *([""] if is_recorded else [])]
+    place.causes.clear()
+    place.report(4)
+    place.live(settings, min_checks=10)
+    assert place.causes == ([] if is_recorded else ["10 new trajectories"])
+    place.report(1)
+    place.live(settings, lambda: bool(place.causes))
+    assert place.causes[-1] == f"{5 if is_recorded else 11} new trajectories"
 
 
 def test_a_failure_rate_over_the_newest(place: Place) -> None:
