@@ -7,7 +7,8 @@ An agent serves the users of the bundled desk with the bundled model. ``traced``
 is ``kind = "recorded"``, and it sees the requests at its router and the feedback, in ``traced up``.
 
 1. The agent serves ``--paired`` tasks, without feedback: their outcomes stay unknown to traced.
-2. It serves ``--conversations`` other tasks, and gives feedback. That many conversations trigger a cycle.
+2. It serves ``--conversations`` other tasks, and gives feedback. That many conversations trigger a cycle. With
+   ``--cycles`` above 1 each cycle is requested instead, because those of step 4 would trigger one in the middle of it.
 3. Every adapter that waits for a decision is approved as a shadow, gets ``SHADOWED`` conversations, and is then
    approved as a canary.
 4. The agent serves new tasks with feedback until each canary is live or rolled back, at most ``--canary`` tasks.
@@ -43,6 +44,7 @@ from traced.inference.engine_process import free_port
 from traced.targets.registry import target
 
 ROOT = Path(__file__).parents[1]
+TARGET = "shop"
 AIMS = {"promoted": 1, "gain": 0.15, "ci_low_above": 0.0, "minutes": 40}
 CONCURRENCY = 16  # conversations at once
 MAX_TURNS = 12
@@ -163,7 +165,7 @@ def new_place(folder: Path, options: argparse.Namespace) -> Place:
     """Return the place of a run, with the settings of a user who has no simulator."""
     port = free_port()
     settings: dict[str, Any] = {
-        "target.name": "shop",
+        "target.name": TARGET,
         "target.kind": "recorded",
         "target.held_out": 0.1,
         "seed": options.seed,
@@ -171,7 +173,7 @@ def new_place(folder: Path, options: argparse.Namespace) -> Place:
         "serving.port": port,
         "serving.silence_s": 2,
         "collect.episodes": options.conversations,
-        "triggers.trajectories": options.conversations,
+        "triggers.trajectories": options.conversations if options.cycles == 1 else 0,
         "promotion.steps": [0.5],
         # A benchmark trains on the machine that it is given, also beside other work.
         "devices.cpu_utilisation": 1.0,
@@ -215,8 +217,13 @@ async def _cycle(
 ) -> dict[str, Any]:
     """Serve conversations with feedback, wait for the cycle of this number, and put its adapters on trial."""
     started, place = time.monotonic(), agent.place
+    earlier_count = _outcome_count(await place.traced("status"))
     traffic = await agent.serve(islice(tasks, options.conversations), f"traffic-{number}", feedback=True)
     note(f"{sum(traffic.values())} of {len(traffic)} conversations with feedback succeeded")
+    if options.cycles > 1:
+        # A conversation has an outcome once it has been silent.
+        await _status_when(place, lambda status: _outcome_count(status) >= earlier_count + len(traffic))
+        await place.traced("cycle", "start")
     status = await _until_ended(place, number, ("waiting", *FINAL_STATES))
     waiting = list(status["waiting"])
     figures: dict[str, Any] = {"minutes": round((time.monotonic() - started) / 60, 1), "gated": waiting}
@@ -241,6 +248,12 @@ async def _cycle(
             break
     states = await _traffic(place)
     return figures | {"traffic": states, "promoted": [name for name in waiting if states[name] == "live"]}
+
+
+def _outcome_count(status: dict[str, Any]) -> int:
+    """Return the number of conversations that have an outcome."""
+    outcomes = status["router"]["by_target"].get(TARGET, {})
+    return int(outcomes.get("success", 0) + outcomes.get("failure", 0))
 
 
 async def _status_when(place: Place, condition: Any) -> dict[str, Any]:
