@@ -57,7 +57,7 @@ from traced.targets.conversation_target import EXCLUDED, HELD_OUT, TRAIN, conver
 from traced.targets.registry import Target
 
 OTHER_TOOLSETS, SELECTED, CONSTANT_CUSTOMER = "other tool sets", "trajectories", "constant customer"  # of the detail
-SOME_TOOLS = 3
+SOME_TOOLS = SOME_MODELS = 3
 NO_TOOL_LISTS = (
     "no conversation has its agent's list of tools, so several agents could not be told apart by it: "
     "traced import FILE --tools tools.json"
@@ -139,6 +139,7 @@ def _collect_conversations(context: Context) -> list[Trajectory]:
         }
         stage.figure = f"{outcomes[Outcome.SUCCESS]} successes and {outcomes[Outcome.FAILURE]} failures; "
         stage.figure += f"{_unused_text(unused)}{_others_text(selection)}{timeless_text}"
+        stage.figure += _unnamed_text(trajectories, incumbent)
         stage.figure += f"; {constant.text}" if constant is not None else ""
         tools = list(chain.from_iterable(trajectory.tools for trajectory in trajectories))
         stage.figure += f"; {NO_TOOL_LISTS}" if tools and all(tool.get(INFERRED) for tool in tools) else ""
@@ -242,6 +243,18 @@ def _timeless_text(session: Session, name: str, incumbent: Incumbent) -> str:
     return (
         f"; left out because they have no start time: {count}. If they are newer than the promotion, import them with "
         "one (started_at)"
+    )
+
+
+def _unnamed_text(trajectories: Sequence[Trajectory], incumbent: Incumbent) -> str:
+    """Say how many conversations do not say whether the base model or one of the incumbent's versions answered."""
+    models = Counter(row.model for row in trajectories if row.model not in incumbent.models)
+    if incumbent.is_base or not models:
+        return ""
+    names = ", ".join(harmless(name) for name, _ in models.most_common(SOME_MODELS))
+    return (
+        f"; {models.total()} do not name the model that answered ({names}), and count as answered by the live "
+        "system, but not by its adapters: traced import FILE --agent CAPABILITY@vN, or --agent base, names it"
     )
 
 

@@ -172,6 +172,33 @@ async def test_a_later_cycle_collects_what_its_live_system_answered(
         assert {row.model for row in of_tool_set(context, rows)} == {"dates@v1", "base"}
 
 
+async def test_a_later_cycle_says_what_does_not_name_the_model_that_answered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    live = Incumbent(Composition(("dates@v1",)), ("dates@v1",), NOW)
+    monkeypatch.setattr(incumbent, "current_incumbent", lambda *_: live)
+    hello = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}]
+    with new_cycle(tmp_path, **{"target.held_out": 0.01}) as context:
+        for agent in ("dates@v1", "base", "recorded", "dates@v2"):
+            path = tmp_path / f"{agent}.jsonl"
+            records = [
+                {"id": f"{agent}-{number}", "reward": number % 2, "started_at": NOW.isoformat(), "messages": hello}
+                for number in range(8)
+            ]
+            path.write_text("\n".join(map(json.dumps, records)))
+            import_file(context.store, context.settings, ImportRequest(path, agent=agent), at=NOW)
+        models = Counter(row.model for row in await collect(context))
+        assert models.keys() == {"dates@v1", "base", "recorded"}
+        figure = context.progress.lines["collect"].figure
+        assert f"; {models['recorded']} do not name the model that answered (recorded), and count as answered" in figure
+    monkeypatch.setattr(incumbent, "current_incumbent", lambda *_: Incumbent())
+    with new_cycle(tmp_path / "first") as context:
+        with context.write_session() as session:
+            save_trajectories(session, judged_conversations(4, 4))
+        await collect(context)
+        assert "name the model" not in context.progress.lines["collect"].figure
+
+
 async def test_a_conversation_that_a_version_answered_in_part_is_that_of_no_system_without_it(tmp_path: Path) -> None:
     """A rollback moves the conversations of its version to what answers instead, in the middle of them."""
     parts = {0: ["politeness@v1", "base"], 1: ["base", "base"], 2: ["gpt-4o"]}
