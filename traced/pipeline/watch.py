@@ -119,9 +119,11 @@ async def watch(context: Context, tick: Callable[[Trajectory | None], None]) -> 
 def _earlier(context: Context, adapter: str) -> tuple[str, list[Trajectory]]:
     """Return the newest earlier cycle that measured the live system with this version, and its episodes.
 
-    Before the first watch it is the cycle of the version, whose gate played the system with it.
+    Before the first watch it is the cycle of the version, whose gate played the system with it. In a first cycle this
+    is the version alone, which is not what answers where a router decides or a merged version is live.
     """
     temperature = gate_temperature(context.target, context.settings)
+    live_model = incumbent_of(context).composition.model
     with context.read_session() as session:
         version = get_adapter(session, adapter)
         source = f"env:{version.environment_hash[:12]}"
@@ -131,6 +133,8 @@ def _earlier(context: Context, adapter: str) -> tuple[str, list[Trajectory]]:
                 continue
             if cycle.id == version.cycle_id:
                 model = gate_models(session, version)[1]
+                if model == adapter != live_model:
+                    continue
             elif adapter in watched_versions(session, find_incumbent(session, cycle.id) or Incumbent()):
                 model = INCUMBENT
             else:

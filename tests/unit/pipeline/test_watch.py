@@ -84,10 +84,14 @@ async def test_a_fall_between_two_cycles_is_shown(tmp_path: Path, monkeypatch: p
     assert texts["c4"].endswith("against c3")
 
 
-async def test_the_first_watch_compares_with_the_gate_of_the_version(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("composition", "is_gated"),
+    [(Composition((LIVE,)), True), (Composition((LIVE,), "labels"), False), (Composition(("merged@v1",)), False)],
+)
+async def test_the_first_watch_compares_with_the_gate_of_the_version_if_that_played_the_live_system(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, composition: Composition, is_gated: bool
 ) -> None:
-    """In the cycle of the version's gate the live system had it as a candidate, and was worse without it."""
+    """The gate of a first cycle plays the version alone: what a router sends to the base model is no fall since."""
 
     async def play(context: Context, *_: object) -> list[Trajectory]:
         return episodes(context, 60)
@@ -95,7 +99,7 @@ async def test_the_first_watch_compares_with_the_gate_of_the_version(
     async def player(_: Context) -> str:
         return "live"
 
-    live = Incumbent(Composition((LIVE,)), (LIVE,), later(8))
+    live = Incumbent(composition, (LIVE,), later(8))
     monkeypatch.setattr(incumbent, "current_incumbent", lambda *_: live)
     monkeypatch.setattr(watch_module, "play_watched", play)
     monkeypatch.setattr(watch_module, "incumbent_player", player)
@@ -108,7 +112,10 @@ async def test_the_first_watch_compares_with_the_gate_of_the_version(
         with first.write_session() as session:
             save_trajectories(session, [*base_rows, *gated, *(replace(row, model=LIVE, trial=1) for row in warm)])
         (result,) = await watch(replace(first, cycle_id="c2"), lambda _: None)
-    assert result.cycle_id == "c1"
+    assert (result.success, result.cycle_id) == (0.6, "c1" if is_gated else "")
+    if not is_gated:
+        assert result.change is None
+        return
     assert result.change is not None
     assert (result.change.pairs, round(result.change.difference, 2)) == (100, -0.3)
 
