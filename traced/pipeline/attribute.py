@@ -6,8 +6,8 @@ model and the incumbent, and each failure is attributed (``traced.pipeline.attri
 - one that is retained is trained if at least ``UNSOLVED_SHARE`` of its failures that are no chance are solved by no
   live model; the others are examples for the router's next fit;
 - one with a live version that the analysis does not retain is closed, with its gap;
-- one whose ``FAILED_TRAININGS`` last trainings on this base model, target and synthesizer did not pass their gate, or
-  which has a version on trial, is left aside.
+- one whose ``FAILED_TRAININGS`` last trainings on this base model, target and synthesizer did not pass their gate or
+  their canary, or which has a version on trial, is left aside.
 
 Conversations of a recorded target cannot be played again: what answered them is compared with what they lacked.
 """
@@ -19,13 +19,13 @@ from typing import Any
 
 from sqlmodel import Session
 
-from store.records import Cycle, Finding, Promotion, RunState
+from store.records import Cycle, Finding, Promotion, PromotionState, RunState
 from store.repositories.adapters import adapters_of_runs, get_adapter, list_training_runs, quarantined_adapters
 from store.repositories.capabilities import list_labels
 from store.repositories.cycles import WATCH, get_cycle, list_cycles, list_stage_events
 from store.repositories.evidence import INCUMBENT
 from store.repositories.gates import latest_gate
-from store.repositories.promotions import trials
+from store.repositories.promotions import list_promotions, trials
 from store.repositories.serving import answering_models, models_in_conversations
 from store.types import GateAnswer, Outcome, Trajectory
 from traced.core.errors import CapabilityError
@@ -54,6 +54,7 @@ from traced.pipeline.routable import routable_solvers
 from traced.pipeline.routers import environment_examples
 from traced.pipeline.train import STOPPED_BY
 from traced.pipeline.watch import watch, watch_text, watched_versions
+from traced.registry.canary import ACTOR
 from traced.rollouts.episodes import EpisodeJob
 from traced.routing.composition import MERGED, capability_of
 
@@ -239,8 +240,8 @@ def left_aside(session: Session, cycle_id: str, capability: str) -> str:
 
     It is not while an earlier cycle's version of it is on trial: the live system lacks it until then, and the approval
     of another version would end the trial. Counted are the newest trainings of earlier cycles with the same base model,
-    target and synthesizer. A training that a person stopped does not count, and one that found nothing to learn counts
-    as failed.
+    target and synthesizer. A training that a person stopped does not count; one that found nothing to learn, or whose
+    canary was worse than its control, counts as failed.
     """
     current = get_cycle(session, cycle_id)
     if trial := _trial_of(session, current, capability):
@@ -271,7 +272,10 @@ def _trial_of(session: Session, cycle: Cycle, capability: str) -> Promotion | No
 
 
 def _training_result(session: Session, cycle: Cycle, capability: str) -> str | None:
-    """Return why the training of a capability in a cycle failed, "" if its gate passed; None if there was none."""
+    """Return why the training of a capability in a cycle failed, "" if it did not; None if there was none.
+
+    It failed if its gate did not pass, or if the traffic has shown that its canary does harm.
+    """
     runs = [run for run in list_training_runs(session, cycle.id) if run.capability == capability]
     stopped = any(
         event.capability == capability and STOPPED_BY in event.detail for event in list_stage_events(session, cycle.id)
@@ -284,7 +288,10 @@ def _training_result(session: Session, cycle: Cycle, capability: str) -> str | N
     gate = latest_gate(session, adapter)
     if gate is None:
         return None
-    return "" if gate.result.answer is GateAnswer.PASS else f"the gate of {adapter} answered {gate.result.answer.value}"
+    if gate.result.answer is not GateAnswer.PASS:
+        return f"the gate of {adapter} answered {gate.result.answer.value}"
+    endings = [(entry.state, entry.who) for entry in list_promotions(session, adapter)[-1:]]
+    return f"the canary {adapter} was rolled back" if endings == [(PromotionState.ROLLED_BACK, ACTOR)] else ""
 
 
 def _synthesizer(cycle: Cycle) -> object:

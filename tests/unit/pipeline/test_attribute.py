@@ -12,8 +12,10 @@ from sandbox.contract import Message, Tool
 from store.database import write_session
 from store.records import (
     AdapterVersion,
+    Approval,
     Cycle,
     CycleState,
+    Decision,
     Exchange,
     Finding,
     Promotion,
@@ -26,7 +28,7 @@ from store.records import (
 from store.repositories.adapters import save_adapter, save_training_run, set_training_state
 from store.repositories.capabilities import save_capabilities, save_findings, save_labels
 from store.repositories.cycles import fallen_versions, list_stage_events, save_cycle, save_stage_event
-from store.repositories.gates import save_gate
+from store.repositories.gates import save_approval, save_gate
 from store.repositories.promotions import promote, put_on_trial, read_adapter_state, roll_back
 from store.repositories.serving import save_exchanges
 from store.repositories.trajectories import save_trajectories
@@ -53,6 +55,7 @@ from traced.pipeline.routable import predictions
 from traced.pipeline.routers import misrouted
 from traced.pipeline.train import STOPPED_BY
 from traced.pipeline.watch import WatchResult
+from traced.registry.canary import ACTOR as CANARY_ACTOR
 from traced.routing.composition import Composition
 from traced.routing.embeddings import EmbeddingIdentity, EmbeddingSource
 
@@ -321,6 +324,9 @@ async def test_a_fall_of_the_live_system_holds_approvals_and_tells_a_person(
         (["fail", "other model"], False),
         (["fail", "stopped", "fail"], True),
         (["fail", "stopped"], False),
+        (["canary rolled back", "fail"], True),
+        (["canary rolled back", "canary rolled back"], True),
+        (["fail", "rolled back"], False),
         ([], False),
     ],
 )
@@ -345,8 +351,14 @@ def test_a_capability_whose_last_two_trainings_failed_is_left_aside(
             if answer == "stopped":
                 detail = {STOPPED_BY: "Ada", "reason": ""}
                 save_stage_event(session, StageEvent(cycle_id, "train", StageState.STARTED, at, "refunds", detail))
-            gate_answer = GateAnswer.PASS if answer == "pass" else GateAnswer.FAIL
+            is_passed = answer == "pass" or answer.endswith("rolled back")
+            gate_answer = GateAnswer.PASS if is_passed else GateAnswer.FAIL
             save_gate(session, GateResult(name, gate_answer, [], 1), cycle_id=cycle_id, at=at)
+            if answer.endswith("rolled back"):
+                save_approval(session, Approval(name, Decision.APPROVED, "Ada", at))
+                put_on_trial(session, Promotion(name, PromotionState.CANARY, "Ada", at, "", share=0.05))
+                actor = CANARY_ACTOR if answer.startswith("canary") else "Ada"
+                roll_back(session, name, actor=actor, at=at)
         save_cycle(session, Cycle("now", "desk", "bundled", 0, {}, CycleState.RUNNING, later(900)))
         assert bool(left_aside(session, "now", "refunds")) == is_left_aside
         assert not left_aside(session, "now", "seats")
