@@ -175,11 +175,16 @@ def _shorter(session: Session, trajectory: Trajectory) -> list[Trajectory]:
 
 
 def _continued(trajectory: Trajectory, shorter: Sequence[Trajectory], targets: ConversationTargets) -> Trajectory:
-    """Return a trajectory with the start, and the customer if it has none, of those that it continues."""
+    """Return a trajectory with the start, and the customer if it has none, of those that it continues.
+
+    It has their split, which may have been corrected since, unless its customer has become known only now.
+    """
     starts = [row.started_at for row in (trajectory, *shorter) if row.started_at is not None]
     customer = next((row.customer for row in (trajectory, *shorter) if row.customer), "")
     split = targets.get(trajectory.source).split(trajectory.task_id, customer=customer)
-    return replace(trajectory, started_at=min(starts), customer=customer, split=split)
+    of_customer = [row for row in shorter if (row.source, row.customer) == (trajectory.source, customer)]
+    splits = [row.split for row in of_customer if row.split not in ("", SUPERSEDED)]
+    return replace(trajectory, started_at=min(starts), customer=customer, split=splits[0] if splits else split)
 
 
 def _replace(session: Session, shorter: Sequence[Trajectory], trajectory: Trajectory) -> bool:

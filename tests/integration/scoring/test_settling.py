@@ -8,12 +8,14 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from store.database import open_store, read_session, sqlite_url, write_session
 from store.records import Cycle, CycleState, Exchange
 from store.repositories.capabilities import save_capabilities, save_labels
 from store.repositories.cycles import save_cycle
 from store.repositories.serving import save_exchanges
-from store.repositories.trajectories import list_trajectories
+from store.repositories.trajectories import list_trajectories, update_splits
 from store.types import Label, Outcome, Trajectory, Verdict
 from tests.integration.gateway.place import RunningGateway, running_gateway
 from tests.unit.store.chain import CAPABILITY, later
@@ -22,7 +24,7 @@ from traced.ingest.settlement import Scorers, settle_silent
 from traced.scoring.evidence import Labels, OutcomeSource, effective_outcome, feedback_on
 from traced.scoring.rule_file import read_rules
 from traced.scoring.rules import Decision, Rules
-from traced.targets.conversation_target import SUPERSEDED, ConversationTarget, ConversationTargets
+from traced.targets.conversation_target import HELD_OUT, SUPERSEDED, TRAIN, ConversationTarget, ConversationTargets
 
 RULES = """
 [databases.shop]
@@ -268,6 +270,21 @@ def test_a_conversation_starts_with_its_first_request_and_keeps_its_customer(tmp
     [longer_row] = trajectories_of(tmp_path, [replace(exchange(90, longer, "Good."), started_at=later(70))], later(200))
     assert longer_row.id != row.id
     assert (longer_row.started_at, longer_row.customer, longer_row.split) == (row.started_at, "customer-1", row.split)
+
+
+@pytest.mark.parametrize("split", [TRAIN, HELD_OUT])
+def test_a_conversation_that_goes_on_keeps_its_split(tmp_path: Path, split: str) -> None:
+    """It may be another one than that of its customer, who counts as none where nearly all conversations have him."""
+    first = replace(exchange(1, USELESS, "Sorry."), customer="client")
+    [row] = trajectories_of(tmp_path, [first], later(60))
+    store = open_store(sqlite_url(tmp_path / "traced.db"))
+    with write_session(store) as session:
+        update_splits(session, {row.id: split})
+    store.dispose()
+    longer = [*USELESS, {"role": "assistant", "content": "Sorry."}, {"role": "user", "content": "Now it works."}]
+    second = replace(exchange(90, longer, "Good."), customer="client")
+    [longer_row] = trajectories_of(tmp_path, [second], later(200))
+    assert (len(longer_row.messages), longer_row.split) == (4, split)
 
 
 def test_the_beginning_of_a_conversation_that_is_evidence_stays_out_of_later_analyses(tmp_path: Path) -> None:
