@@ -41,8 +41,7 @@ from traced.pipeline.step import TESTED, is_incumbent_untested
 from traced.pipeline.train import job_for, run_summary, store_variables, with_servers, with_user
 from traced.rollouts.episodes import EpisodeJob
 from traced.rollouts.step_limit import step_timeout_s
-from traced.routing.composition import MERGED, Composition
-from traced.routing.router_files import capability_of
+from traced.routing.composition import MERGED, Composition, capability_of
 from traced.routing.routers import RoutedPolicy, Router
 from traced.targets.description import MODEL_USER
 from traced.training.device import training_device
