@@ -7,6 +7,10 @@ capabilities (``traced.pipeline.mixture``). They are compared by successive halv
 of that capability passes a gate of its own, or leaves. The best candidate then meets what is live on gate seeds
 (``traced.routing.composition`` says when it serves).
 
+On a target with few tasks the gate of a single adapter is often inconclusive, although it gains in its environment.
+Such a version serves nowhere on its own, but it is a member of further merges, whose gate is that of any other version.
+So are the members of a live merge that are not live themselves.
+
 The seeds are the last ones of the train split (``traced.pipeline.validation``). Gate and test seeds choose nothing
 here.
 """
@@ -15,12 +19,13 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
+from store.repositories.adapters import get_adapter, list_adapters
 from store.repositories.cycles import get_cycle
+from store.repositories.gates import latest_gate
 from store.repositories.routers import compositions, save_composition
-from store.types import PairedDifference, Trajectory
+from store.types import GateAnswer, GateResult, PairedDifference, Trajectory
 from traced.config.settings import Settings
 from traced.core.errors import CapabilityError
 from traced.evaluation.figures import percent, points
@@ -32,17 +37,27 @@ from traced.pipeline.episodes import EPISODE_S, episodes, player_episodes
 from traced.pipeline.gate import gate, policy_of
 from traced.pipeline.gate_episodes import gate_temperature, round_jobs
 from traced.pipeline.handover import hand_over
-from traced.pipeline.incumbent import current_incumbent, incumbent_of, incumbent_player
-from traced.pipeline.merged_version import RECIPES, merge_members, publish_merge, remove_merges, with_emphasis
+from traced.pipeline.incumbent import current_incumbent, incumbent_of, incumbent_player, merged_members
+from traced.pipeline.merged_version import (
+    RECIPES,
+    Merge,
+    Recipe,
+    merge_members,
+    publish_merge,
+    remove_merges,
+    with_emphasis,
+)
 from traced.pipeline.mixture import members_and_live, sound
 from traced.pipeline.routers import composition_policy, routers
 from traced.pipeline.validation import composition_digest, validated, validation_jobs
 from traced.rollouts.episodes import EpisodeJob
 from traced.routing.composition import (
+    MERGED,
     Candidate,
     Choice,
     Composition,
     as_json,
+    capability_of,
     expected_episodes,
     rank,
     read_choices,
@@ -62,9 +77,10 @@ class Field:
 
     Attributes:
         members: The versions of this cycle that passed their gate, and the live versions of other capabilities.
+        further_members: The versions that only a merge may have as members.
         routers: The routers over ``members`` by name; none if no candidate has a router.
         joint_versions: The versions that were trained for several capabilities.
-        merges: The folder of each merged adapter that is not published, by the name that it is served under.
+        merges: The merged adapters that are not published, by the name that each is served under.
         adapters: The versions of this cycle that passed their gate.
         live: The versions that are live.
     """
@@ -73,9 +89,10 @@ class Field:
     members: Sequence[str]
     joint_versions: Sequence[str] = ()
     routers: Mapping[str, FallbackRouter] = field(default_factory=dict)
-    merges: Mapping[str, Path] = field(default_factory=dict)
+    merges: Mapping[str, Merge] = field(default_factory=dict)
     adapters: Sequence[str] = ()
     live: Sequence[str] = ()
+    further_members: Sequence[str] = ()
 
     def candidates(self) -> list[Composition]:
         """Return the compositions of the settings, the cheapest to serve first."""
@@ -138,19 +155,22 @@ async def compose(context: Context, adapters: Sequence[str], joint_versions: Seq
 
 
 async def _compose(context: Context, adapters: Sequence[str], joint_versions: Sequence[str]) -> list[str]:
-    if not adapters or not context.settings.composition.seeds or context.target.is_recorded:
+    members, live = members_and_live(context, adapters)
+    further_members = _further_members(context, members, live)
+    is_mergeable = "merged" in context.settings.composition.candidates and len(members) + len(further_members) > 1
+    is_new = bool(adapters) or (is_mergeable and any(_is_of_cycle(context, name) for name in further_members))
+    if not is_new or not context.settings.composition.seeds or context.target.is_recorded:
         # Recorded too: a checkpoint that claims this stage is compared with the store.
         with context.stage(COMPOSE, TITLE) as stage:
             stage.figure = "nothing to compare"
         return []
-    members, live = members_and_live(context, adapters)
     for name in {*members, *live, *joint_versions}:
         await serve_version(context, name)
-    contest = Field(context, members, joint_versions, adapters=adapters, live=live)
-    if {"router", "turn"} & set(context.settings.composition.candidates):
+    contest = Field(context, members, joint_versions, adapters=adapters, live=live, further_members=further_members)
+    if members and {"router", "turn"} & set(context.settings.composition.candidates):
         contest.routers = await routers(context, members)
-    if "merged" in context.settings.composition.candidates and len(members) > 1:
-        contest.merges = await asyncio.to_thread(merge_members, context, members)
+    if is_mergeable:
+        contest.merges = await asyncio.to_thread(_merges, contest)
     jobs, gate_jobs = validation_jobs(context), round_jobs(context.target, 1, context.settings.gate)
     # The best merge is compared with weighted ones and behind each router, and the best of all with what is live.
     routers_before = len(contest.routers) if contest.merges or joint_versions else 0
@@ -172,6 +192,56 @@ async def _compose(context: Context, adapters: Sequence[str], joint_versions: Se
     return [merged] if merged else []
 
 
+def _further_members(context: Context, members: Sequence[str], live: Sequence[str]) -> list[str]:
+    """Return the versions that only a merge may have as members, those of this cycle first.
+
+    These are the versions of this cycle whose gate shows a gain in the environment and is inconclusive as a whole, and
+    the members of a live merge that are not live themselves.
+    """
+    with context.read_session() as session:
+        names = [adapter.name for adapter in list_adapters(session, cycle_id=context.cycle_id)]
+        gates = {name: latest_gate(session, name) for name in names if capability_of(name) != MERGED}
+        inconclusive_names = [name for name, gate in gates.items() if gate and _gains_in_environment(gate.result)]
+        merged = [name for name in live if capability_of(name) == MERGED]
+        merged_names = [member for name in merged for member in merged_members(session, name)]
+    selection: list[str] = []
+    capabilities = {capability_of(name) for name in members}
+    for name in sound(context, [*inconclusive_names, *merged_names]):
+        if capability_of(name) not in {*capabilities, MERGED}:
+            selection.append(name)
+            capabilities.add(capability_of(name))
+    return selection
+
+
+def _gains_in_environment(result: GateResult) -> bool:
+    answers = {comparison.name: comparison.answer for comparison in result.comparisons}
+    return result.answer is GateAnswer.INCONCLUSIVE and answers.get("environment") is GateAnswer.PASS
+
+
+def _is_of_cycle(context: Context, adapter: str) -> bool:
+    with context.read_session() as session:
+        return get_adapter(session, adapter).cycle_id == context.cycle_id
+
+
+def _merges(contest: Field) -> dict[str, Merge]:
+    """Return the merges of the members, and those with the further members too, by the names to serve them under."""
+    members, further_members = tuple(contest.members), tuple(contest.further_members)
+    merges = _merges_of(contest, members) if len(members) > 1 else {}
+    if further_members:
+        contest.context.progress.note(
+            f"compose: merges with {', '.join(further_members)} are compared too; alone they do not serve"
+        )
+        merges |= _merges_of(contest, (*members, *further_members))
+    return merges
+
+
+def _merges_of(contest: Field, members: tuple[str, ...], recipes: Sequence[Recipe] = RECIPES) -> dict[str, Merge]:
+    further_members = [name for name in members if name in contest.further_members]
+    suffix = f", with {', '.join(further_members)}" if further_members else ""
+    merges = merge_members(contest.context, members, recipes)
+    return {f"{name}{suffix}": Merge(folder, name, members) for name, folder in merges.items()}
+
+
 async def _ranking(contest: Field, compositions: Sequence[Composition], stage: RunningStage) -> list[Candidate]:
     async def play(composition: Composition, jobs: Sequence[EpisodeJob]) -> tuple[int, int]:
         return await _validated(contest, composition, jobs, lambda: stage.advance(figure=composition.name))
@@ -181,11 +251,11 @@ async def _ranking(contest: Field, compositions: Sequence[Composition], stage: R
 
 async def _with_weighted_merges(contest: Field, ranking: list[Candidate], stage: RunningStage) -> list[Candidate]:
     """Return the ranking with merges in which one member weighs more; they are compared if a merge is the best."""
-    best = ranking[0].composition
-    recipes = with_emphasis(best.model, contest.members)
-    if not recipes:
+    merge = contest.merges.get(ranking[0].composition.model)
+    recipes = with_emphasis(merge.recipe, merge.members) if merge is not None else []
+    if merge is None or not recipes:
         return ranking
-    weighted = await asyncio.to_thread(merge_members, contest.context, contest.members, recipes)
+    weighted = await asyncio.to_thread(_merges_of, contest, merge.members, recipes)
     contest.merges = {**contest.merges, **weighted}
     candidates = [*ranking, *await _ranking(contest, [Composition((name,)) for name in weighted], stage)]
     # Those that left a race before its last round have played half of its tasks or fewer.
@@ -201,7 +271,8 @@ async def _validated(
     """Return how many of these episodes of a composition were judged, and how many of them succeeded."""
     routers_by_name = await contest.routers_over(composition)
     merge = contest.merges.get(composition.model)
-    return await validated(contest.context, composition, jobs, routers_by_name, tick, merge=merge)
+    folder = merge.folder if merge is not None else None
+    return await validated(contest.context, composition, jobs, routers_by_name, tick, merge=folder)
 
 
 def composition_of(context: Context, live: Sequence[str]) -> Composition | None:
@@ -219,8 +290,8 @@ async def _with_gated_version(contest: Field, ranking: list[Candidate]) -> tuple
         return unmerged, ""
     version = first
     try:
-        if first in contest.merges:
-            version = await publish_merge(contest.context, contest.members, first, contest.merges[first])
+        if (merge := contest.merges.get(first)) is not None:
+            version = await publish_merge(contest.context, merge.members, merge.recipe, merge.folder)
         await gate(contest.context, version)
     except CapabilityError as error:
         contest.context.progress.note(error.message)

@@ -54,6 +54,15 @@ class Recipe:
         return [size * len(sizes) / sum(sizes) for size in sizes]
 
 
+@dataclass(frozen=True)
+class Merge:
+    """A merge that is not published: its folder, the name of its recipe, and its members."""
+
+    folder: Path
+    recipe: str
+    members: tuple[str, ...]
+
+
 # Where none of them is right, the race drops them all.
 RECIPES: tuple[Recipe, ...] = (
     Recipe("mean", 1.0),

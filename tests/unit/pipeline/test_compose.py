@@ -14,7 +14,7 @@ from traced.core.errors import CapabilityError
 from traced.evaluation.gate import GatePolicy
 from traced.pipeline import compose, validation
 from traced.pipeline.incumbent import Incumbent
-from traced.pipeline.merged_version import RECIPES, Recipe, remove_merges, with_emphasis
+from traced.pipeline.merged_version import RECIPES, Merge, Recipe, remove_merges, with_emphasis
 from traced.routing.composition import Candidate, Composition
 
 A, B, MERGED = "a@v1", "b@v1", "merged@v1"
@@ -25,6 +25,10 @@ def contest(*kinds: str) -> compose.Field:
     settings = SimpleNamespace(composition=SimpleNamespace(candidates=list(kinds)))
     routers = {"hidden-state": SimpleNamespace(name="hidden-state"), "labels": SimpleNamespace(name="labels")}
     return compose.Field(cast(Any, SimpleNamespace(settings=settings)), (A, B), routers=cast(Any, routers))
+
+
+def merge_by(recipe: str, *members: str) -> Merge:
+    return Merge(Path(recipe), recipe, members or (A, B))
 
 
 async def ranked(monkeypatch: pytest.MonkeyPatch, field: compose.Field, merged: str, *successes: int) -> list[str]:
@@ -96,15 +100,53 @@ async def test_the_best_merge_is_compared_with_weighted_ones(monkeypatch: pytest
     monkeypatch.setattr(compose, "validation_jobs", lambda _: list(range(40)))
     monkeypatch.setattr(compose, "merge_members", merge_members)
     field = contest("single", "merged")
+    field.merges = {first: merge_by(first)}
     stage: Any = SimpleNamespace(advance=print)
     ranking = [Candidate(Composition((first,)), 40, 32), Candidate(Composition((A,)), 40, 30)]
     ranking = await compose._with_weighted_merges(field, ranking, stage)
     # All played all tasks, and the best merge kept its figures.
     assert [candidate.composition.name for candidate in ranking] == [more_of_a, first, A, more_of_b]
     assert ranking[1] == Candidate(Composition((first,)), 40, 32)
-    assert field.merges == {name: Path(name) for name in (more_of_a, more_of_b)}
+    assert field.merges == {name: merge_by(name) for name in (first, more_of_a, more_of_b)}
     # An adapter of one capability that is the best stays so.
     assert await compose._with_weighted_merges(field, ranking[::-1], stage) == ranking[::-1]
+
+
+async def test_merges_with_further_members_are_compared_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    notes: list[str] = []
+    published: list[tuple[object, ...]] = []
+
+    def merge_members(_: object, members: Sequence[str], recipes: Sequence[Recipe] = RECIPES) -> dict[str, Path]:
+        return {recipe.name: Path("/".join(members)) for recipe in recipes[:1]}
+
+    async def publish_merge(_: object, *merge: object) -> str:
+        published.append(merge)
+        return MERGED
+
+    async def gate(*_: object) -> None:
+        """Pass."""
+
+    for name, value in (("merge_members", merge_members), ("publish_merge", publish_merge), ("gate", gate)):
+        monkeypatch.setattr(compose, name, value)
+    field, recipe = contest("merged"), RECIPES[0].name
+    field.context = cast(
+        Any, SimpleNamespace(settings=field.context.settings, progress=SimpleNamespace(note=notes.append))
+    )
+    assert compose._merges(field) == {recipe: Merge(Path(f"{A}/{B}"), recipe, (A, B))}
+    field.further_members = ("c@v1", "d@v1")
+    field.merges = compose._merges(field)
+    name, members = f"{recipe}, with c@v1, d@v1", (A, B, "c@v1", "d@v1")
+    assert field.merges == {
+        recipe: Merge(Path(f"{A}/{B}"), recipe, (A, B)),
+        name: Merge(Path("/".join(members)), recipe, members),
+    }
+    assert notes == ["compose: merges with c@v1, d@v1 are compared too; alone they do not serve"]
+    ranking = [Candidate(Composition((name,)), 40, 32), Candidate(Composition((recipe,)), 40, 30)]
+    assert await compose._with_gated_version(field, ranking) == ([Candidate(Composition((MERGED,)), 40, 32)], MERGED)
+    assert published == [(members, recipe, Path("/".join(members)))]
+    # One adapter that passed its gate is merged with further ones only.
+    field.members = (A,)
+    assert [merge.members for merge in compose._merges(field).values()] == [(A, "c@v1", "d@v1")]
 
 
 def test_only_the_merges_of_the_cycle_are_removed(tmp_path: Path) -> None:
@@ -137,7 +179,9 @@ async def test_a_lucky_start_of_a_weighted_merge_displaces_nobody_who_played_all
         Candidate(Composition((A,)), 20, 20),  # left after the first round
     ]
     stage: Any = SimpleNamespace(advance=print)
-    ranking = await compose._with_weighted_merges(contest("merged"), ranking, stage)
+    field = contest("merged")
+    field.merges = {first: merge_by(first)}
+    ranking = await compose._with_weighted_merges(field, ranking, stage)
     assert [candidate.composition for candidate in ranking[:2]] == [Composition((first,)), router]
     assert ranking[-1].composition == Composition((A,))
 
@@ -259,7 +303,7 @@ async def test_a_merge_that_cannot_be_published_leaves_and_the_cycle_goes_on(mon
     first = RECIPES[0].name
     field = contest("single", "merged")
     field.context = cast(Any, SimpleNamespace(progress=SimpleNamespace(note=notes.append)))
-    field.merges = {first: Path("merge")}
+    field.merges = {first: merge_by(first)}
     ranking = [Candidate(Composition((first,)), 40, 32), Candidate(Composition((A,)), 40, 30)]
     assert await compose._with_gated_version(field, ranking) == (ranking[1:], "")
     assert notes == ["the environments of a@v1, b@v1 cannot be mixed: a star import"]
@@ -280,7 +324,7 @@ async def test_episodes_of_a_merge_are_those_of_its_members(monkeypatch: pytest.
     engine = SimpleNamespace(unload=no_operation)
     context = SimpleNamespace(target_source=nothing, serve=no_operation, engine=returning(engine))
     for folder in ("mean-1-aaaa", "mean-1-bbbb", "mean-1-aaaa"):
-        field = compose.Field(cast(Any, context), (A, B), merges={first: Path(folder)})
+        field = compose.Field(cast(Any, context), (A, B), merges={first: Merge(Path(folder), first, (A, B))})
         await compose._validated(field, Composition((first,)), [], lambda: None)
     assert names[0] == names[2] != names[1]
 
