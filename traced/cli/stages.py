@@ -38,6 +38,7 @@ from traced.pipeline.collect import collect as collect_stage
 from traced.pipeline.context import Context
 from traced.pipeline.evaluate import evaluate_base
 from traced.pipeline.gate import figures_of, gate
+from traced.pipeline.incumbent import incumbent_of
 from traced.pipeline.optimize_prompt import optimize_prompt as optimize_prompt_stage
 from traced.pipeline.preflight import check_cycle
 from traced.pipeline.synthesize import synthesize as synthesize_stage
@@ -83,7 +84,7 @@ def collect(
     )
 
     async def work(context: Context) -> dict[str, Any]:
-        return {"cycle": context.cycle_id, "success": rate("base", await collect_stage(context))}
+        return {"cycle": context.cycle_id, "success": rate(incumbent_of(context).model, await collect_stage(context))}
 
     is_recorded = conversation_target(settings).is_recorded
     result = on_cycle(settings, work, create=True, is_over=is_analyzed if is_recorded else None)

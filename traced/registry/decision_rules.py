@@ -193,17 +193,18 @@ def _repeated(state: AdapterState, request: Request, changes: list[Change] | Ref
     if isinstance(request, Approve) and state.fallen:
         return PromotionError(
             f"{name} is held: {held_text(state.fallen)}",
-            hint=f"to approve it all the same, repeat it with --tag {state.tag}",
+            hint=f"to approve it all the same: traced approve {name} --tag {state.tag}",
         )
     if isinstance(request, Approve) and state.handover:
         return PromotionError(
             f"{name} is held: {state.handover}",
-            hint=f"traced requalify; to approve it all the same, repeat it with --tag {state.tag}",
+            hint=f"traced requalify; to approve it all the same: traced approve {name} --tag {state.tag}",
         )
     if isinstance(request, Approve) and (text := untested_text(state, request)):
         return PromotionError(
             f"{name} is held: {text}",
-            hint=f"--policy canary tries it on a part of the traffic; --tag {state.tag} puts it live at once",
+            hint=f"traced approve {name} --policy canary tries it on a part of the traffic; "
+            f"traced approve {name} --tag {state.tag} puts it live at once",
         )
     match request:
         case Approve():

@@ -221,7 +221,7 @@ def test_after_a_fall_only_a_person_who_was_shown_it_can_approve(request_: Appro
     answer = decide(fallen, ANN, request_)
     assert isinstance(answer, PromotionError)
     assert answer.message == f"{V1} is held: the live system does worse than before in the environments of tools@v1"
-    assert fallen.tag in answer.hint
+    assert f"traced approve {V1} --tag {fallen.tag}" in answer.hint
     assert summarize_changes(fallen, request_, fallen.tag) == summarize_changes(WAITING, request_)
 
 
@@ -240,7 +240,7 @@ def test_what_a_small_target_could_not_test_goes_live_at_once_only_for_a_person_
     assert isinstance(answer, PromotionError)
     text = "its target has too few tasks to rule out a loss: -14.0 points [-50.0, 25.0] on 17 tasks"
     assert answer.message == f"{V1} is held: {text}"
-    assert "--policy canary" in answer.hint
+    assert f"traced approve {V1} --policy canary" in answer.hint
     assert summarize_changes(untested, APPROVE, untested.tag) == summarize_changes(WAITING, APPROVE)
     # A part of the traffic protects, and so does a canary that has begun, but not that of another version.
     assert summarize_changes(untested, CANARY) == summarize_changes(WAITING, CANARY)
