@@ -23,7 +23,7 @@ from store.repositories.adapters import get_adapter, get_training_run, list_iter
 from store.repositories.capabilities import get_capability, list_findings, list_labels
 from store.repositories.cycles import HANDOVER, get_cycle, list_stage_events
 from store.repositories.environments import get_environment, list_admissions, list_origins
-from store.repositories.gates import list_approvals, list_gates
+from store.repositories.gates import latest_gate, list_approvals, list_gates
 from store.repositories.llm_replies import list_citations, list_faults
 from store.repositories.promotions import list_promotions
 from store.repositories.serving import answering_models, count_routed
@@ -98,7 +98,8 @@ class EvidenceChain:
     ``faults`` counts the failures of the cycle by attributed fault.
     ``origin`` is the first origin of an environment that the cycle has taken over, and ``handover`` the cycle's
     comparison with the live system on another base model.
-    ``traffic`` counts test conversations, ``served`` is the traffic of the running router.
+    ``traffic`` counts test conversations, ``served`` is the traffic of the running router. ``members`` are the versions
+    that a merged one was made of, each with the answer of its newest gate ("" without one).
     """
 
     adapter: AdapterVersion
@@ -124,6 +125,7 @@ class EvidenceChain:
     attribution: dict[str, int] = field(default_factory=dict)
     origin: EnvironmentRecord | None = None
     handover: str = ""
+    members: dict[str, str] = field(default_factory=dict)
 
 
 def evidence_chain(session: Session, adapter: str) -> EvidenceChain:
@@ -177,7 +179,13 @@ def evidence_chain(session: Session, adapter: str) -> EvidenceChain:
         attribution=_attribution(session, cycle_id, capability),
         origin=list_origins(session, environment.hash)[0] if is_inherited else None,
         handover=_handover(session, cycle_id),
+        members={name: _gate_answer(session, name) for name in training.config.get("members", [])},
     )
+
+
+def _gate_answer(session: Session, adapter: str) -> str:
+    gate = latest_gate(session, adapter)
+    return gate.result.answer.value if gate is not None else ""
 
 
 def _handover(session: Session, cycle_id: str) -> str:

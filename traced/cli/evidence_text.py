@@ -79,8 +79,9 @@ def chain_lines(
     yield f"{chain.adapter.name}, created {chain.adapter.created_at:%Y-%m-%d %H:%M} UTC in {chain.adapter.path}"
     cycle = chain.cycle
     yield f"cycle        {cycle.id}: target {cycle.target}, model {cycle.model}, seed {cycle.seed}, {cycle.state}"
-    if members := chain.training.config.get("members"):
-        yield f"members      {', '.join(members)}; traced explain NAME shows the evidence behind each"
+    if chain.members:
+        texts = [f"{name} (gate: {answer})" if answer else name for name, answer in chain.members.items()]
+        yield f"members      {', '.join(texts)}; traced explain NAME shows the evidence behind each"
     else:
         yield from _trajectories(chain)
         yield f"outcomes     {outcomes_text(sources)}"

@@ -1,5 +1,6 @@
 """Which versions only a merge may have as members."""
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from io import StringIO
@@ -11,9 +12,11 @@ from rich.console import Console
 from store.database import open_store, sqlite_url, write_session
 from store.records import Cycle, CycleState
 from store.repositories import adapters, capabilities, cycles, gates
+from store.repositories.evidence import evidence_chain
 from store.types import Capability, GateAnswer, GateResult, PairedDifference
 from tests.desk import DESK
 from tests.unit.registry.chain import START, hour, seed_adapter, seed_cycle
+from traced.cli.evidence_text import chain_lines
 from traced.config.settings import load_settings
 from traced.core.progress import Progress
 from traced.core.resources import Meter
@@ -21,6 +24,7 @@ from traced.inference.model_files import ModelFiles
 from traced.pipeline import compose
 from traced.pipeline.context import Context
 from traced.pipeline.merged_version import Merge
+from traced.scoring.evidence import OutcomeSources
 
 PASSED, LIVE_MERGE = "error-recovery@v1", "merged@v1"
 PASS, INCONCLUSIVE, FAIL = GateAnswer.PASS, GateAnswer.INCONCLUSIVE, GateAnswer.FAIL
@@ -102,6 +106,23 @@ def test_members_of_the_live_merge_take_part_unless_this_cycle_has_a_version(con
     add_version(context, "dates@v2")
     add_gate(context, "dates@v2", INCONCLUSIVE, PASS)
     assert further_members(context, PASSED, "tools@v1", live=live) == ["dates@v2"]
+
+
+def test_the_evidence_of_a_merge_has_the_gates_of_its_members(context: Context) -> None:
+    add_version(context, "dates@v1")
+    add_gate(context, "dates@v1", INCONCLUSIVE, PASS)
+    add_version(context, "tools@v1")
+    with write_session(context.store) as session:
+        first = adapters.list_training_runs(session, "c1")[0]
+        members = {"members": [PASSED, "dates@v1", "tools@v1"]}
+        adapters.save_training_run(session, replace(first, id="c1/merged", capability="merged", config=members))
+    add_version(context, LIVE_MERGE, run="c1/merged")
+    with context.read_session() as session:
+        chain = evidence_chain(session, LIVE_MERGE)
+    assert chain.members == {PASSED: "pass", "dates@v1": "inconclusive", "tools@v1": ""}
+    lines = [line for line in chain_lines(chain, OutcomeSources(Counter(), Counter())) if line.startswith("members")]
+    gates_text = f"{PASSED} (gate: pass), dates@v1 (gate: inconclusive), tools@v1"
+    assert lines == [f"members      {gates_text}; traced explain NAME shows the evidence behind each"]
 
 
 async def test_without_a_passed_adapter_or_two_others_nothing_is_compared(
