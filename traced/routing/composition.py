@@ -127,7 +127,7 @@ class Choice:
 def serving_composition(choices: Sequence[Choice], live: Sequence[str], router: str) -> Composition | None:
     """Return what serves by the newest choice that decides it, or None.
 
-    Where no choice has considered every live version, the newest one decides that has considered some of them. A
+    Where no choice has considered every live version, the newest one decides that some of them can serve by. A
     version that a rollback has restored does not change what it decides, as long as versions that are live can serve
     so. Any other version takes part as ``with_version`` adds it, which is how its gate compared it.
 
@@ -149,8 +149,6 @@ def serving_composition(choices: Sequence[Choice], live: Sequence[str], router: 
 def _extended_choice(choice: Choice, live: Sequence[str], router: str) -> Composition | None:
     known_names = [name for name in live if name in choice.considered]
     new_names = [name for name in live if name not in choice.considered]
-    if not known_names:
-        return None
     restored_names = [name for name in new_names if any(_is_before(name, other) for other in choice.considered)]
     # Those that are added replace the considered versions of their capabilities: it decides as if these were live.
     for unchanged_names in (restored_names, []):
@@ -161,8 +159,7 @@ def _extended_choice(choice: Choice, live: Sequence[str], router: str) -> Compos
         if composition is not None:
             for name in added_names:
                 composition = with_version(composition, name, router)
-            if set(composition.models) <= set(live):
-                return composition
+            return composition
     return None
 
 

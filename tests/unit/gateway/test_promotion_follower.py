@@ -279,6 +279,24 @@ async def test_the_router_does_not_choose_the_version_that_has_the_rest(store: E
     assert set(follower.live.paths) == {DATES, TOOLS, MERGED}
 
 
+@pytest.mark.parametrize("router", ["labels", "hidden-state"])
+async def test_a_version_without_a_comparison_is_routed_to_by_the_router_of_the_settings(
+    store: Engine, tmp_path: Path, router: str
+) -> None:
+    save_merged(store)
+    gate = PairedDifference("target", 200, 0.3, 0.6, 0.3, 0.2, 0.4, 0.9, 0.0, GateAnswer.PASS)
+    choice = Choice((DATES, MERGED), (Candidate(Composition((MERGED,)), 9, 9),), Composition(), gate)
+    with write_session(store) as session:
+        save_composition(session, "c2", as_json_text(choice), at=chain.later(65))
+    for name in (DATES, TOOLS, MERGED):
+        promote(store, name)
+    model = chain.CYCLE.model
+    follower = PromotionFollower(store, Pool([], 8), tmp_path, lambda: chain.later(80), 3600.0, model, router=router)
+    await follower.refresh()
+    assert follower.live.composition == Composition((TOOLS, MERGED), router, default=MERGED)
+    assert set(follower.live.routes) == {TOOLS}
+
+
 async def test_a_merged_version_is_tried_on_all_conversations(store: Engine, tmp_path: Path) -> None:
     save_merged(store)
     promote(store, DATES)

@@ -136,6 +136,11 @@ async def test_without_a_passed_adapter_or_two_others_nothing_is_compared(
         raise KeyError
 
     monkeypatch.setattr(compose, "_merges", merges)
+    monkeypatch.setattr(compose, "_further_members", lambda *_: ["dates@v0", "tools@v0"])
+    monkeypatch.setattr(compose, "_is_of_cycle", lambda *_: False)
+    assert await compose.compose(context, []) == []  # members of a live merge, and nothing new
+    monkeypatch.undo()
+    monkeypatch.setattr(compose, "_merges", merges)
     add_version(context, "dates@v1")
     add_gate(context, "dates@v1", INCONCLUSIVE, PASS)
     assert await compose.compose(context, []) == []

@@ -92,6 +92,7 @@ def test_an_earlier_choice_serves_while_the_newest_does_not() -> None:
         ([B], None),
         ([A, B, "gamma@v1"], Composition((A, B, "gamma@v1"), "hidden-state", by_turn=True)),
         ([A, "beta@v2"], Composition((A, "beta@v2"), "hidden-state", by_turn=True)),
+        (["alpha@v2"], Composition(("alpha@v2",))),
         ([A, B, MERGED, "gamma@v1"], Composition(("gamma@v1", MERGED), "labels", default=MERGED)),
         ([A, "beta@v2", MERGED], Composition(("beta@v2", MERGED), "labels", default=MERGED)),
         ([A, B, "merged@v2"], Composition(("merged@v2",))),
