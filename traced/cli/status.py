@@ -137,7 +137,8 @@ def status(
     _table("Cycles", ["cycle", "target", "model", "state", "last stage"], _cycle_rows(state, directory))
     steps = _step_rows(state)
     if len(steps) > 1:
-        _table("The live system over cycles", ["cycle", "success after it", "gain", "closed, left aside"], steps)
+        columns = ["cycle", "success before it", "success after it", "gain", "closed, left aside"]
+        _table("The live system over cycles", columns, steps)
     if state.costs:
         rows = [_cost_row(cost) for cost in state.costs]
         _table("Language model", ["cycle", "stage", "calls", "tokens", "cost", "seconds"], rows)
@@ -207,12 +208,15 @@ def _step_rows(state: StoreStatus) -> list[dict[str, Any]]:
     return [
         {
             "cycle": cycle.id,
+            "success before it": _with_interval(
+                cycle.step.get("initial_success"), cycle.step.get("initial_ci"), "{:.1f} %"
+            ),
             "success after it": _with_interval(cycle.step["success"], cycle.step["success_ci"], "{:.1f} %"),
             "gain": _with_interval(cycle.step["gain"], cycle.step["ci"], "{:+.1f}"),
             "closed, left aside": ", ".join([*cycle.step["closed"], *cycle.step["left_aside"]]),
         }
         for cycle in state.cycles
-        if cycle.step.get("success") is not None
+        if cycle.step.get("success") is not None or cycle.step.get("initial_success") is not None
     ]
 
 

@@ -42,8 +42,13 @@ class CostView(Model):
 
 
 class LiveStepView(Model):
-    """What a cycle did to the live system: its success on the test tasks after the cycle, and the change by it."""
+    """What a cycle did to the live system: its success on the test tasks after the cycle, and the change by it.
 
+    ``initial_success`` is that when the cycle began, of a recorded target in the conversations that have an outcome.
+    """
+
+    initial_success: float | None = None
+    initial_ci: tuple[float, float] | None = None
     success: float | None = None
     success_ci: tuple[float, float] | None = None
     gain: float | None = None

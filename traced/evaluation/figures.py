@@ -88,6 +88,8 @@ class LiveStep:
     Attributes:
         incumbent: What was live when the cycle began, in words.
         is_first: Whether that is the base model alone.
+        initial_success: The success of what was live when the cycle began: on the test split, or, for a target of
+            recorded conversations, in those that it had answered and that have an outcome. None if it was not measured.
         success: The success on the test split of what is live after the cycle; None if it was not measured.
         gain: The same minus that of the incumbent, on the same test tasks; None if nothing was promoted.
         closed: The capabilities of live adapters that the analysis does not retain any more, or that a new base model
@@ -102,6 +104,7 @@ class LiveStep:
 
     incumbent: str
     is_first: bool = True
+    initial_success: Rate | None = None
     success: Rate | None = None
     gain: Interval | None = None
     closed: list[str] = field(default_factory=list)
@@ -395,9 +398,11 @@ def _over_json(figures: GainOver) -> dict[str, object]:
 
 
 def _step_json(step: LiveStep) -> dict[str, object]:
-    success, gain = step.success, step.gain
+    initial, success, gain = step.initial_success, step.success, step.gain
     return {
         "incumbent": step.incumbent,
+        "initial_success": initial.rate if initial else None,
+        "initial_ci": [initial.low, initial.high] if initial else None,
         "success": success.rate if success else None,
         "success_ci": [success.low, success.high] if success else None,
         "gain": gain.difference if gain else None,

@@ -208,15 +208,16 @@ def cycles_table(summaries: Mapping[str, Mapping[str, Any]]) -> Table:
         summaries: The stored summaries (``as_json``) of cycles by their ids, oldest first.
     """
     table = Table(title="The live system over cycles", title_justify="left", box=SIMPLE_HEAD, show_edge=False)
-    for column in ("cycle", "success after it", "gain", "live since", "closed, left aside"):
+    for column in ("cycle", "success before it", "success after it", "gain", "live since", "closed, left aside"):
         table.add_column(column)
     for cycle_id, summary in summaries.items():
         step = summary.get("step") or {}
         versions = [adapter["name"] for adapter in summary.get("adapters", []) if adapter["promoted"]]
         untrained = [*step.get("closed", []), *step.get("left_aside", {}), *step.get("not_residual", {})]
+        initial = _with_interval(step.get("initial_success"), step.get("initial_ci"), percent)
         success = _with_interval(step.get("success"), step.get("success_ci"), percent)
         gain = _with_interval(step.get("gain"), step.get("ci"), points)
-        table.add_row(cycle_id, success, gain, ", ".join(versions) or "-", ", ".join(untrained) or "-")
+        table.add_row(cycle_id, initial, success, gain, ", ".join(versions) or "-", ", ".join(untrained) or "-")
     return table
 
 

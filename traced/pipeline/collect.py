@@ -57,6 +57,7 @@ from traced.targets.conversation_target import EXCLUDED, HELD_OUT, TRAIN, conver
 from traced.targets.registry import Target
 
 OTHER_TOOLSETS, SELECTED, CONSTANT_CUSTOMER = "other tool sets", "trajectories", "constant customer"  # of the detail
+OUTCOME_COUNTS = "outcome counts"  # the same; of all conversations, while the selection prefers the rarer outcome
 SOME_TOOLS = SOME_MODELS = 3
 NO_TOOL_LISTS = (
     "no conversation has its agent's list of tools, so several agents could not be told apart by it: "
@@ -122,6 +123,7 @@ def _collect_conversations(context: Context) -> list[Trajectory]:
         with context.read_session() as session:
             selection, unused = _selection(session, name, incumbent), _unused(session, name, incumbent)
             timeless_text = _timeless_text(session, name, incumbent)
+            outcome_counts = _outcome_counts(session, name, incumbent)
             if not labelled_trajectories(session, context.cycle_id):
                 check_conversations(session, name, incumbent)
         trajectories = collected(context)
@@ -129,6 +131,7 @@ def _collect_conversations(context: Context) -> list[Trajectory]:
         stage.detail = {
             SELECTED: [trajectory.id for trajectory in trajectories],
             "conversations": len(trajectories),
+            OUTCOME_COUNTS: outcome_counts,
             **unused,
             **({CONSTANT_CUSTOMER: constant.text} if constant is not None else {}),
             **(
@@ -194,6 +197,13 @@ def not_analyzed(context: Context) -> int:
             {*_selection(session, context.target.name, find_incumbent(session, context.cycle_id) or Incumbent()).ids}
             - {*labelled_trajectories(session, context.cycle_id)}
         )
+
+
+def _outcome_counts(session: Session, name: str, incumbent: Incumbent) -> dict[str, int]:
+    """Return how many conversations that the incumbent has answered, and that are not held out, have each outcome."""
+    adapters, start = incumbent.composition.models, incumbent.promoted_at
+    counts = outcomes_in_split(session, name, TRAIN, adapters=adapters, start=start)
+    return {outcome.value: counts[outcome] for outcome in (Outcome.SUCCESS, Outcome.FAILURE)}
 
 
 def _unused(session: Session, name: str, incumbent: Incumbent) -> dict[str, int]:

@@ -7,6 +7,7 @@ system was never tested, the evaluation plays the incumbent. A cycle that promot
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from sqlmodel import Session
 
@@ -15,12 +16,13 @@ from store.repositories.cycles import fallen_versions, get_cycle, list_cycles, l
 from store.repositories.evidence import INCUMBENT
 from store.repositories.routers import compositions
 from store.repositories.trajectories import TrajectoryFilter, list_trajectories
-from store.types import GateAnswer, Trajectory
+from store.types import GateAnswer, Outcome, Trajectory
 from traced.config.settings import with_defaults
 from traced.evaluation.figures import BASE, CLOSED, ROUTED, LiveStep
-from traced.evaluation.intervals import compare, pair_shared, rate
+from traced.evaluation.intervals import Rate, compare, mean_share, pair_shared, rate
 from traced.pipeline.attribution import ATTRIBUTE
 from traced.pipeline.base_check import BASE_CHECK
+from traced.pipeline.collect import OUTCOME_COUNTS
 from traced.pipeline.handover import find_handover
 from traced.pipeline.incumbent import Incumbent, find_incumbent
 from traced.pipeline.predecessor import PREDECESSOR, find_predecessor
@@ -51,6 +53,7 @@ def live_step(session: Session, cycle_id: str, arms: Arms, events: Sequence[Stag
     return LiveStep(
         incumbent=predecessor.title if predecessor else incumbent.title,
         is_first=incumbent.is_base and predecessor is None,
+        initial_success=rate(INCUMBENT, earlier) if earlier else _rate_of_conversations(details.get("collect", {})),
         success=rate(ROUTED, current) if current else None,
         gain=compare(pair_shared(earlier, new_arm)) if new_arm and earlier else None,
         closed=[*(str(row["capability"]) for row in attributed.get("closed", [])), *_closed(events)],
@@ -60,6 +63,16 @@ def live_step(session: Session, cycle_id: str, arms: Arms, events: Sequence[Stag
         fallen=fallen_versions(session, cycle_id),
         handover=handover.text if handover else "",
     )
+
+
+def _rate_of_conversations(collection: Mapping[str, Any]) -> Rate | None:
+    """Return the success of the live system in the judged conversations of a recorded target, by its collection."""
+    outcomes = collection.get(OUTCOME_COUNTS)
+    if not outcomes:
+        return None
+    successes, count = outcomes[Outcome.SUCCESS.value], sum(outcomes.values())
+    share = mean_share((str(number), float(number < successes)) for number in range(count))
+    return Rate(INCUMBENT, count, successes, share.share, share.low, share.high, 0)
 
 
 def _closed(events: Sequence[StageEvent]) -> list[str]:

@@ -193,6 +193,8 @@ def _figure(stage: StageView) -> str:
 def _step_lines(step: LiveStepView) -> Iterator[tuple[str, str]]:
     """Yield what a cycle did to the live system as lines with their titles."""
     parts = []
+    if step.initial_success is not None and step.success is None:
+        parts.append(f"{100 * step.initial_success:.1f} %{_interval(step.initial_ci)} before this cycle")
     if step.success is not None:
         parts.append(f"{100 * step.success:.1f} %{_interval(step.success_ci)} on the test tasks")
     if step.gain is not None:

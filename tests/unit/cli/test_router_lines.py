@@ -59,15 +59,25 @@ def test_the_result_of_the_newest_cycle_of_each_target_is_shown() -> None:
 def test_what_each_cycle_did_to_the_live_system_is_shown() -> None:
     step = {"success": 0.5, "success_ci": [0.4, 0.6], "gain": None, "ci": None, "closed": ["dates"], "left_aside": {}}
     better = {**step, "success": 0.7, "success_ci": [0.65, 0.75], "gain": 0.2, "ci": [0.1, 0.3], "closed": []}
+    by_traffic = {
+        **step,
+        "success": None,
+        "success_ci": None,
+        "initial_success": 0.3,
+        "initial_ci": [0.2, 0.4],
+        "closed": [],
+    }
     cycles = [
+        CycleStatus("a1", "shop", "bundled", "finished", "report finished", step=by_traffic),
         CycleStatus("d3", "desk", "bundled", "running", "collect started"),
         CycleStatus("d2", "desk", "bundled", "finished", "report finished", step=better),
         CycleStatus("d1", "desk", "bundled", "finished", "report finished", step=step),
     ]
     rows = [tuple(row.values()) for row in _step_rows(StoreStatus(cycles, [], [], []))]
     assert rows == [
-        ("d2", "70.0 % [65.0 %, 75.0 %]", "+20.0 [+10.0, +30.0]", ""),
-        ("d1", "50.0 % [40.0 %, 60.0 %]", "", "dates"),
+        ("a1", "30.0 % [20.0 %, 40.0 %]", "", "", ""),
+        ("d2", "", "70.0 % [65.0 %, 75.0 %]", "+20.0 [+10.0, +30.0]", ""),
+        ("d1", "", "50.0 % [40.0 %, 60.0 %]", "", "dates"),
     ]
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,6 +16,7 @@ from tests.unit.pipeline.contexts import context_with_chain
 from tests.unit.store.chain import later, trajectory
 from traced.evaluation.figures import CycleFigures, LiveStep, as_json, step_sentence, verdict
 from traced.evaluation.report import cycles_table, summary_table
+from traced.pipeline.collect import OUTCOME_COUNTS
 from traced.pipeline.context import Context
 from traced.pipeline.report import gather
 from traced.pipeline.step import is_incumbent_untested, live_step
@@ -72,10 +74,14 @@ def test_each_cycle_is_compared_with_what_was_live_before_it(tmp_path: Path) -> 
             context_of.event("incumbent", StageState.FINISHED, composition=composition, live=["a@v1"], promoted_at=None)
         step = step_of(context, "f1", [*first, *episodes("f1", "routed", 20)])
         assert (step.is_first, step.gain and step.gain.difference) == (True, 0.25)
+        assert step.initial_success
+        assert step.initial_success.rate == 0.25
         step = step_of(context, "f2", nothing)
         assert (step.gain, step.success and step.success.rate) == (None, 0.5)
         step = step_of(context, "f3", second)
         assert (step.gain and step.gain.difference, step.success and step.success.rate) == (0.25, 0.75)
+        assert step.initial_success
+        assert step.initial_success.rate == 0.5
         assert "Live now minus live before: +25.0 [" in step_sentence(step)
         assert "Live before: a@v1." in step_sentence(step)
         assert step.fallen == []
@@ -96,6 +102,19 @@ def test_a_live_system_that_no_cycle_has_measured_has_no_success(tmp_path: Path)
         assert step_of(context, "f2", episodes("f2", "base", 10)).success is None
         with context.read_session() as session:
             assert (is_incumbent_untested(session, "f1"), is_incumbent_untested(session, "f2")) == (False, True)
+
+
+def test_the_success_of_recorded_conversations_is_that_before_the_cycle(tmp_path: Path) -> None:
+    with context_with_chain(tmp_path, {}) as context:
+        add(context, "f1", 100, [])
+        assert step_of(context, "f1", []).initial_success is None
+        context_of = Context(**{**vars(context), "cycle_id": "f1"})
+        detail: dict[str, Any] = {OUTCOME_COUNTS: {"success": 30, "failure": 10}}
+        context_of.event("collect", StageState.FINISHED, **detail)
+        initial = step_of(context, "f1", []).initial_success
+        assert initial is not None
+        assert (initial.episodes, initial.successes, initial.rate) == (40, 30, 0.75)
+        assert 0.55 < initial.low < 0.65 < initial.high < 0.9
 
 
 def test_episodes_at_another_temperature_are_no_comparison(tmp_path: Path) -> None:

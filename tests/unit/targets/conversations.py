@@ -45,3 +45,8 @@ def new_cycle(folder: Path, **overrides: object) -> Iterator[Context]:
         with context.write_session() as session:
             save_cycle(session, Cycle("c2", "acme", "tiny", 0, {}, CycleState.RUNNING, NOW))
         yield replace(context, cycle_id="c2")
+
+
+def judged_conversations(successes: int, failures: int) -> list[Trajectory]:
+    outcomes = [Outcome.SUCCESS] * successes + [Outcome.FAILURE] * failures
+    return [conversation(number, outcome) for number, outcome in enumerate(outcomes)]

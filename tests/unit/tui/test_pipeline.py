@@ -80,7 +80,10 @@ def test_a_finished_cycle_shows_what_it_did_to_the_live_system() -> None:
         "live 83.7 % [79.0, 87.0] on the test tasks; +3.0 [0.1, 6.0] by this cycle; new: merged@v2",
         "closed dates",
     ]
-    nothing_new = LiveStepView(success=0.8, left_aside=["seats"], handover="it lost")
+    by_traffic = LiveStepView(initial_success=0.55, initial_ci=(0.5, 0.6), new=["dates@v1"])
+    line = pipeline(cycle_with(by_traffic), [], {}, {}, 120).plain.splitlines()[-1]
+    assert " ".join(line.split()) == "live 55.0 % [50.0, 60.0] before this cycle; new: dates@v1"
+    nothing_new = LiveStepView(initial_success=0.7, success=0.8, left_aside=["seats"], handover="it lost")
     lines = pipeline(cycle_with(nothing_new), [], {}, {}, 120).plain.splitlines()
     titles = [line.split()[0] for line in lines[-3:]]
     assert titles == ["live", "left", "handover"]
