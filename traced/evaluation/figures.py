@@ -269,6 +269,10 @@ def step_sentence(step: LiveStep) -> str:
         sentences.append(f"{subject} minus live before: {points(step.gain.difference)} {interval}.")
     elif step.success is not None:
         sentences.append(f"It goes on with {percent(step.success.rate)} on the test tasks.")
+    elif step.initial_success is not None:
+        initial = step.initial_success
+        interval = f"[{percent(initial.low)} to {percent(initial.high)}]"
+        sentences.append(f"It solved {percent(initial.rate)} {interval} of {initial.episodes} conversations.")
     if step.closed:
         reason = "the base model has them" if step.handover else "the analysis does not retain them"
         sentences.append(f"Closed, as {reason}: {', '.join(step.closed)}.")

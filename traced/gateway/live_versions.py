@@ -55,7 +55,7 @@ from traced.routing.composition import (
 )
 from traced.routing.hidden_state import HiddenStateClassifier, find_classifier
 from traced.routing.router_files import classifier_file, modification_times
-from traced.routing.routers import HIDDEN_STATE, Route, adapter_capability, adapter_route
+from traced.routing.routers import Route, adapter_capability, adapter_route
 
 POLL_S = 0.2
 log = logging.getLogger(__name__)
@@ -136,12 +136,12 @@ class PromotionFollower:
 
     Args:
         model: The name of the base model; of another one no version is served, see ``served_base``.
+        router: ``routing.router``, for versions that no stored composition has.
         check_base: Raises ``ModelError`` for the folder of an adapter of another base model.
         base_digest: Returns the digest of the base model's weights; "" if there are none.
         adapters_root: The data directory of the cycles, if it is mounted elsewhere; None: it is where they wrote it.
         cache: The copies of adapters from an object store; None: without one.
         files: The files of the adapters, which are verified when an engine loads them; None: they are not.
-        router: ``routing.router``, for versions that no stored composition has.
     """
 
     store: Engine
@@ -150,12 +150,12 @@ class PromotionFollower:
     now: Callable[[], datetime]
     expiry_s: float
     model: str
+    router: str
     check_base: Callable[[Path], None] = lambda _: None
     base_digest: Callable[[], str] = lambda: ""
     adapters_root: Path | None = None
     cache: AdapterCache | None = None
     files: AdapterFiles | None = None
-    router: str = HIDDEN_STATE
     _fitted_at: datetime | None = None
     _copy_error: str = ""
     live: LiveVersions = field(default_factory=LiveVersions)

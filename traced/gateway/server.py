@@ -189,12 +189,12 @@ async def open_gateway(
         now,
         section.expiry_s,
         base_name(settings),
+        settings.routing.router,
         base_check(settings),
         partial(weights_of, settings),
         Path(section.adapters_root) if section.adapters_root and cache is None else None,
         cache,
         files,
-        settings.routing.router,
     )
 
     def live() -> LiveVersions:

@@ -229,7 +229,7 @@ def _merges(contest: Field) -> dict[str, Merge]:
     merges = _merges_of(contest, members) if len(members) > 1 else {}
     if further_members:
         contest.context.progress.note(
-            f"compose: merges with {', '.join(further_members)} are compared too; alone they do not serve"
+            f"compose: further merges have the members {', '.join(further_members)}, which do not serve on their own"
         )
         merges |= _merges_of(contest, (*members, *further_members))
     return merges

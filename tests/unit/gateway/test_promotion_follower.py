@@ -61,7 +61,9 @@ def put(data_dir: Path, cycle: str, *models: str) -> None:
 
 
 async def test_a_router_fitted_after_the_promotion_is_loaded(store: Engine, tmp_path: Path) -> None:
-    follower = PromotionFollower(store, Pool([], 8), tmp_path, lambda: chain.later(80), 3600.0, chain.CYCLE.model)
+    follower = PromotionFollower(
+        store, Pool([], 8), tmp_path, lambda: chain.later(80), 3600.0, chain.CYCLE.model, "hidden-state"
+    )
 
     async def classes() -> list[str] | None:
         await follower.refresh()
@@ -93,6 +95,7 @@ async def test_a_router_of_another_base_model_is_refused_with_a_reason(
         lambda: chain.later(80),
         3600.0,
         chain.CYCLE.model,
+        "hidden-state",
         base_digest=lambda: "0123456789abcdef",
     )
     await follower.refresh()
@@ -100,7 +103,14 @@ async def test_a_router_of_another_base_model_is_refused_with_a_reason(
     assert "weights d1, and the present one has 0123456789ab" in follower.live.classifier_problem
     assert follower.live.classifier_problem in caplog.text
     follower = PromotionFollower(
-        store, Pool([], 8), tmp_path, lambda: chain.later(80), 3600.0, chain.CYCLE.model, base_digest=lambda: "d1"
+        store,
+        Pool([], 8),
+        tmp_path,
+        lambda: chain.later(80),
+        3600.0,
+        chain.CYCLE.model,
+        "hidden-state",
+        base_digest=lambda: "d1",
     )
     await follower.refresh()
     assert follower.live.classifier is not None
@@ -113,7 +123,9 @@ async def test_classes_are_the_live_versions_and_rolled_back_ones_mean_the_base_
         promote(store, name)
     put(tmp_path, "c1", DATES)
     put(tmp_path, "c2", DATES, TOOLS)
-    follower = PromotionFollower(store, Pool([], 8), tmp_path, lambda: chain.later(80), 3600.0, chain.CYCLE.model)
+    follower = PromotionFollower(
+        store, Pool([], 8), tmp_path, lambda: chain.later(80), 3600.0, chain.CYCLE.model, "hidden-state"
+    )
     await follower.refresh()
     assert follower.live.classifier is not None
     assert follower.live.classifier.classes == ["base", "date-reasoning@v2", TOOLS]
@@ -138,6 +150,7 @@ async def test_a_router_with_another_data_directory_gets_the_classifier_from_the
         lambda: chain.later(80),
         3600.0,
         chain.CYCLE.model,
+        "hidden-state",
         adapters_root=Path("/mnt/traced"),
     )
     await follower.refresh()
@@ -163,6 +176,7 @@ def test_adapters_are_found_below_another_root(store: Engine, tmp_path: Path) ->
         lambda: chain.later(80),
         3600.0,
         chain.CYCLE.model,
+        "hidden-state",
         adapters_root=Path("/mnt/traced"),
     )
     record = replace(chain.adapter(), path=f"/home/ann/data/adapters/{DATES}")
@@ -172,7 +186,7 @@ def test_adapters_are_found_below_another_root(store: Engine, tmp_path: Path) ->
 async def test_a_data_directory_that_cannot_be_written_hides_no_promotion(store: Engine, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     follower = PromotionFollower(
-        store, Pool([], 8), tmp_path / "file", lambda: chain.later(80), 3600.0, chain.CYCLE.model
+        store, Pool([], 8), tmp_path / "file", lambda: chain.later(80), 3600.0, chain.CYCLE.model, "hidden-state"
     )
     with write_session(store) as session:
         save_fitted_router(session, "c1", as_json(FITTED_ROUTER), at=chain.later(60))
@@ -192,7 +206,9 @@ async def test_a_version_in_quarantine_is_replaced_by_what_its_rollback_would_re
     first, second = DATES, "date-reasoning@v2"
     for name in (first, second):
         promote(store, name)
-    follower = PromotionFollower(store, Pool([], 8), tmp_path, lambda: chain.later(80), 3600.0, chain.CYCLE.model)
+    follower = PromotionFollower(
+        store, Pool([], 8), tmp_path, lambda: chain.later(80), 3600.0, chain.CYCLE.model, "hidden-state"
+    )
     await follower.refresh()
     assert (set(follower.live.paths), set(follower.live.superseded)) == ({second}, {first})
     quarantine(store, second)
@@ -201,7 +217,9 @@ async def test_a_version_in_quarantine_is_replaced_by_what_its_rollback_would_re
     assert follower.live.current_model(second, lambda name: True) == first
     quarantine(store, first)
     # Also after a restart.
-    follower = PromotionFollower(store, Pool([], 8), tmp_path, lambda: chain.later(80), 3600.0, chain.CYCLE.model)
+    follower = PromotionFollower(
+        store, Pool([], 8), tmp_path, lambda: chain.later(80), 3600.0, chain.CYCLE.model, "hidden-state"
+    )
     await follower.refresh()
     assert (follower.pool.adapters, follower.live.routes) == ({}, {})
     assert follower.live.current_model(second, lambda name: True) == "base"
@@ -222,7 +240,9 @@ async def test_a_trial_pauses_while_one_of_its_sides_is_in_quarantine(
         gates.save_approval(session, chain.approval(challenger))
         canary = Promotion(challenger, PromotionState.CANARY, "Ada", chain.later(72), share=1.0)
         promotions.put_on_trial(session, canary)
-    follower = PromotionFollower(store, Pool([], 8), tmp_path, lambda: chain.later(80), 3600.0, chain.CYCLE.model)
+    follower = PromotionFollower(
+        store, Pool([], 8), tmp_path, lambda: chain.later(80), 3600.0, chain.CYCLE.model, "hidden-state"
+    )
     await follower.refresh()
     model, seq = follower.live.assign(control or challenger, "c", lambda name: True)
     assert (model, seq is not None) == (challenger, True)
@@ -255,7 +275,9 @@ async def test_a_composition_serves_while_its_versions_are_live(store: Engine, t
     save_choice(store, Composition((MERGED,)), Composition((TOOLS,)), Composition((DATES, TOOLS), "labels"))
     for name in (DATES, TOOLS, MERGED):
         promote(store, name)
-    follower = PromotionFollower(store, Pool([], 8), tmp_path, lambda: chain.later(80), 3600.0, chain.CYCLE.model)
+    follower = PromotionFollower(
+        store, Pool([], 8), tmp_path, lambda: chain.later(80), 3600.0, chain.CYCLE.model, "hidden-state"
+    )
     await follower.refresh()
     assert (follower.live.composition, set(follower.live.routes)) == (Composition((MERGED,)), {MERGED})
     # The members stay loaded: their conversations go on.
@@ -273,7 +295,9 @@ async def test_the_router_does_not_choose_the_version_that_has_the_rest(store: E
     save_choice(store, composition)
     for name in (DATES, TOOLS, MERGED):
         promote(store, name)
-    follower = PromotionFollower(store, Pool([], 8), tmp_path, lambda: chain.later(80), 3600.0, chain.CYCLE.model)
+    follower = PromotionFollower(
+        store, Pool([], 8), tmp_path, lambda: chain.later(80), 3600.0, chain.CYCLE.model, "hidden-state"
+    )
     await follower.refresh()
     assert (follower.live.composition, set(follower.live.routes)) == (composition, {DATES, TOOLS})
     assert set(follower.live.paths) == {DATES, TOOLS, MERGED}
@@ -291,7 +315,7 @@ async def test_a_version_without_a_comparison_is_routed_to_by_the_router_of_the_
     for name in (DATES, TOOLS, MERGED):
         promote(store, name)
     model = chain.CYCLE.model
-    follower = PromotionFollower(store, Pool([], 8), tmp_path, lambda: chain.later(80), 3600.0, model, router=router)
+    follower = PromotionFollower(store, Pool([], 8), tmp_path, lambda: chain.later(80), 3600.0, model, router)
     await follower.refresh()
     assert follower.live.composition == Composition((TOOLS, MERGED), router, default=MERGED)
     assert set(follower.live.routes) == {TOOLS}
@@ -304,7 +328,9 @@ async def test_a_merged_version_is_tried_on_all_conversations(store: Engine, tmp
         gates.save_approval(session, chain.approval(MERGED))
         canary = Promotion(MERGED, PromotionState.CANARY, "Ada", chain.later(72), share=0.5)
         promotions.put_on_trial(session, canary)
-    follower = PromotionFollower(store, Pool([], 8), tmp_path, lambda: chain.later(80), 3600.0, chain.CYCLE.model)
+    follower = PromotionFollower(
+        store, Pool([], 8), tmp_path, lambda: chain.later(80), 3600.0, chain.CYCLE.model, "hidden-state"
+    )
     await follower.refresh()
     assert set(follower.live.routes) == {DATES}
     for routed_model in (DATES, "base"):
@@ -320,7 +346,9 @@ async def test_a_damaged_composition_leaves_the_choice_to_a_router(
     with write_session(store) as session:
         save_composition(session, "c2", "{}", at=chain.later(65))
     promote(store, DATES)
-    follower = PromotionFollower(store, Pool([], 8), tmp_path, lambda: chain.later(80), 3600.0, chain.CYCLE.model)
+    follower = PromotionFollower(
+        store, Pool([], 8), tmp_path, lambda: chain.later(80), 3600.0, chain.CYCLE.model, "hidden-state"
+    )
     await follower.refresh()
     assert (follower.live.composition, set(follower.live.routes)) == (None, {DATES})
     assert "a router chooses among all live versions" in caplog.text
@@ -347,7 +375,9 @@ async def test_a_router_serves_the_versions_of_its_base_model(
     store: Engine, tmp_path: Path, model: str, check: Callable[[Path], None], live: list[str]
 ) -> None:
     promote(store, DATES)
-    follower = PromotionFollower(store, Pool([], 8), tmp_path, lambda: chain.later(80), 3600.0, model, check_base=check)
+    follower = PromotionFollower(
+        store, Pool([], 8), tmp_path, lambda: chain.later(80), 3600.0, model, "labels", check_base=check
+    )
     await follower.refresh()
     assert list(follower.live.versions.values()) == live
 
@@ -362,6 +392,6 @@ async def test_a_second_base_model_in_service_changes_nothing_for_routers_of_the
         adapters.save_adapter(session, replace(chain.adapter(4), cycle_id="c3"))
     promote(store, chain.adapter(4).name)
     for model, live in (("bundled", DATES), ("larger", chain.adapter(4).name), ("name at a server", DATES)):
-        follower = PromotionFollower(store, Pool([], 8), tmp_path, lambda: chain.later(80), 3600.0, model)
+        follower = PromotionFollower(store, Pool([], 8), tmp_path, lambda: chain.later(80), 3600.0, model, "labels")
         await follower.refresh()
         assert list(follower.live.versions.values()) == [live]

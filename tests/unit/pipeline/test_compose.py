@@ -140,7 +140,7 @@ async def test_merges_with_further_members_are_compared_too(monkeypatch: pytest.
         recipe: Merge(Path(f"{A}/{B}"), recipe, (A, B)),
         name: Merge(Path("/".join(members)), recipe, members),
     }
-    assert notes == ["compose: merges with c@v1, d@v1 are compared too; alone they do not serve"]
+    assert notes == ["compose: further merges have the members c@v1, d@v1, which do not serve on their own"]
     ranking = [Candidate(Composition((name,)), 40, 32), Candidate(Composition((recipe,)), 40, 30)]
     assert await compose._with_gated_version(field, ranking) == ([Candidate(Composition((MERGED,)), 40, 32)], MERGED)
     assert published == [(members, recipe, Path("/".join(members)))]

@@ -3,24 +3,19 @@
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
-from io import StringIO
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
-from store.database import open_store, sqlite_url, write_session
+from store.database import write_session
 from store.records import Cycle, CycleState
 from store.repositories import adapters, capabilities, cycles, gates
 from store.repositories.evidence import evidence_chain
 from store.types import Capability, GateAnswer, GateResult, PairedDifference
-from tests.desk import DESK
-from tests.unit.registry.chain import START, hour, seed_adapter, seed_cycle
+from tests.unit.pipeline.passed_cycle import passed_cycle
+from tests.unit.registry.chain import START, hour
 from traced.cli.evidence_text import chain_lines
 from traced.config.settings import load_settings
-from traced.core.progress import Progress
-from traced.core.resources import Meter
-from traced.inference.model_files import ModelFiles
 from traced.pipeline import compose
 from traced.pipeline.context import Context
 from traced.pipeline.merged_version import Merge
@@ -33,13 +28,8 @@ PASS, INCONCLUSIVE, FAIL = GateAnswer.PASS, GateAnswer.INCONCLUSIVE, GateAnswer.
 @pytest.fixture
 def context(tmp_path: Path) -> Iterator[Context]:
     """Create cycle c1 with an adapter that passed its gate."""
-    store = open_store(sqlite_url(tmp_path / "traced.db"))
-    with write_session(store) as session:
-        seed_cycle(session)
-        seed_adapter(session, tmp_path, 1)
-    progress = Progress(Console(file=StringIO()))
-    yield Context(load_settings(tmp_path), store, DESK, ModelFiles("m", tmp_path), "c1", progress, Meter())
-    store.dispose()
+    with passed_cycle(tmp_path) as context:
+        yield context
 
 
 def add_version(context: Context, name: str, *, cycle: str = "c1", run: str = "") -> None:

@@ -2,23 +2,18 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from io import StringIO
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
-from store.database import open_store, sqlite_url, write_session
+from store.database import write_session
 from store.records import Approval, Cycle, CycleState, Decision, Promotion, PromotionState
 from store.repositories import adapters, capabilities, cycles, gates, promotions
 from store.types import Capability
-from tests.desk import DESK
-from tests.unit.registry.chain import START, hour, seed_adapter, seed_cycle
+from tests.unit.pipeline.passed_cycle import passed_cycle
+from tests.unit.registry.chain import START, hour
 from traced.config.settings import load_settings
 from traced.core.errors import PromotionError
-from traced.core.progress import Progress
-from traced.core.resources import Meter
-from traced.inference.model_files import ModelFiles
 from traced.pipeline import evaluate as evaluate_module
 from traced.pipeline.context import Context
 from traced.pipeline.evaluate import evaluate
@@ -32,21 +27,17 @@ OWN_ADAPTERS, EARLIER, FOREIGN = "error-recovery@v1", "dates@v1", "tools@v1"
 @pytest.fixture
 def context(tmp_path: Path) -> Iterator[Context]:
     """Create cycle c1 with a passed adapter; two other adapters are live, one of them on another base model."""
-    store = open_store(sqlite_url(tmp_path / "traced.db"))
-    with write_session(store) as session:
-        seed_cycle(session)
-        seed_adapter(session, tmp_path, 1)
-        for name, model, cycle in ((EARLIER, "bundled", "c0"), (FOREIGN, "smollm2", "x0")):
-            capability = name.partition("@")[0]
-            cycles.save_cycle(session, Cycle(cycle, "desk", model, 0, {}, CycleState.FINISHED, START))
-            capabilities.save_capabilities(session, cycle, [Capability(capability, *"tdwel")])
-            engine = adapters.get_adapter(session, OWN_ADAPTERS)
-            adapters.save_adapter(session, replace(engine, name=name, capability=capability, cycle_id=cycle))
-            gates.save_approval(session, Approval(name, Decision.APPROVED, "ann", hour(2)))
-            promotions.promote(session, name, actor="ann", at=hour(3))
-    progress = Progress(Console(file=StringIO()))
-    yield Context(load_settings(tmp_path), store, DESK, ModelFiles("m", tmp_path), "c1", progress, Meter())
-    store.dispose()
+    with passed_cycle(tmp_path) as context:
+        with write_session(context.store) as session:
+            for name, model, cycle in ((EARLIER, "bundled", "c0"), (FOREIGN, "smollm2", "x0")):
+                capability = name.partition("@")[0]
+                cycles.save_cycle(session, Cycle(cycle, "desk", model, 0, {}, CycleState.FINISHED, START))
+                capabilities.save_capabilities(session, cycle, [Capability(capability, *"tdwel")])
+                engine = adapters.get_adapter(session, OWN_ADAPTERS)
+                adapters.save_adapter(session, replace(engine, name=name, capability=capability, cycle_id=cycle))
+                gates.save_approval(session, Approval(name, Decision.APPROVED, "ann", hour(2)))
+                promotions.promote(session, name, actor="ann", at=hour(3))
+        yield context
 
 
 async def test_adapters_live_at_the_promotion_stay_routable(context: Context) -> None:

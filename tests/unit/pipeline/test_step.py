@@ -115,6 +115,9 @@ def test_the_success_of_recorded_conversations_is_that_before_the_cycle(tmp_path
         assert initial is not None
         assert (initial.episodes, initial.successes, initial.rate) == (40, 30, 0.75)
         assert 0.55 < initial.low < 0.65 < initial.high < 0.9
+        text = step_sentence(LiveStep("the live system (a@v1)", False, initial_success=initial))
+        assert text.startswith("Live before: a@v1. It solved 75.0 % [")
+        assert text.endswith("] of 40 conversations.")
 
 
 def test_episodes_at_another_temperature_are_no_comparison(tmp_path: Path) -> None:
