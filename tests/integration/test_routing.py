@@ -42,18 +42,19 @@ from traced.pipeline.evaluate import ROUTE, _incumbent_on_test, evaluate
 from traced.pipeline.promote import PROMOTE, decide, promote
 from traced.pipeline.report import gather
 from traced.routing import composition
-from traced.routing.composition import Candidate, Choice, Composition
+from traced.routing.composition import MERGED, Candidate, Choice, Composition
 from traced.routing.embeddings import EmbeddingSource
 from traced.routing.hidden_state import HiddenStateRouter, fit_classifier, read_classifier, routed_text
 from traced.routing.label_router import LabelRouter
 from traced.routing.router_files import classifier_file, find_router_file
-from traced.routing.routers import FallbackRouter, Route
+from traced.routing.routers import HIDDEN_STATE, FallbackRouter, Route
 from traced.targets.desk import SPLITS, Desk, demonstrate, needed_capabilities
 
 COMPOUND = "multi-step-completion"
 ADAPTER = f"{COMPOUND}@v1"
 CYCLE = "desk-bundled-0-1"
 DATES, SECOND = "date-reasoning@v1", "desk-bundled-0-2"
+MERGED_VERSION = f"{MERGED}@v1"
 LAMP_SHOP = (Path(__file__).parents[1] / "data/environments/lamp_shop.py").read_text()
 
 
@@ -253,6 +254,30 @@ async def test_the_episodes_of_an_adapter_for_all_are_those_of_the_composition(t
     assert figures.rates[ROUTED].episodes == figures.rates[ADAPTER].episodes == 6
     assert figures.rates[ROUTED].successes == figures.rates[ADAPTER].successes
     assert figures.gain is not None
+
+
+@pytest.mark.docker
+@pytest.mark.usefixtures("image")
+async def test_the_classifier_that_serves_after_a_rollback_of_the_merged_version_is_published(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(router_stage, "ROUTING_SEEDS", router_stage.ROUTING_SEEDS[:40])
+    save_cycle(tmp_path)
+    save_cycle(tmp_path, LAMP_SHOP + "# another\n", SECOND, DATES)
+    save_cycle(tmp_path, LAMP_SHOP + "# all\n", "desk-third", MERGED_VERSION)
+    versions = (MERGED_VERSION, ADAPTER, DATES)
+    merged = Candidate(Composition((MERGED_VERSION,)), 100, 80)
+    router = Candidate(Composition((ADAPTER, DATES), HIDDEN_STATE), 100, 70)
+    settings = load_settings(tmp_path, {"test.seeds": 3, "engine.threads": 1, "engine.start_timeout_s": 300})
+    async with open_context(settings, SECOND, Progress(Console(file=io.StringIO())), Meter()) as context:
+        with context.write_session() as session:
+            choice = Choice(versions, (merged, router), Composition())
+            save_composition(session, SECOND, composition.as_json(choice), at=T0)
+        context.event(PROMOTE, StageState.FINISHED, promoted=[*versions], live=[*versions])
+        await evaluate(context, versions)
+    assert find_router_file(tmp_path, [SECOND], [ADAPTER, DATES]) is not None
+    classifier = read_classifier(classifier_file(tmp_path, SECOND))
+    assert {*classifier.examples} - {BASE} == {ADAPTER, DATES}
 
 
 @pytest.mark.docker

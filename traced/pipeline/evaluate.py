@@ -94,6 +94,16 @@ async def evaluate(context: Context, promoted_adapters: Sequence[str]) -> None:
         if is_routed:
             routed = composition or composition_of_settings(adapters, context.settings)
             await _router_on_test(context, source, routed)
+    if composition is not None and composition.model:
+        await _publish_router_of_the_rest(context, [name for name in adapters if name != composition.model])
+
+
+async def _publish_router_of_the_rest(context: Context, remaining_adapters: Sequence[str]) -> None:
+    """Publish the classifier that routers need when the version that answers everything is rolled back."""
+    composition = composition_of(context, remaining_adapters)
+    composition = composition or composition_of_settings(remaining_adapters, context.settings)
+    if composition.router and composition.routed:
+        await routers(context, composition.routed, publish=True)
 
 
 async def _without_episodes(context: Context, promoted_adapters: Sequence[str]) -> None:
