@@ -153,7 +153,9 @@ TRAFFIC_SQL = """
 SELECT r.model, count(*) FROM routing_choices r JOIN trajectories t ON t.id = r.trajectory_id
 WHERE t.split = 'test' GROUP BY r.model
 """
-COMPOSITIONS_SQL = "SELECT document FROM compositions ORDER BY at DESC, cycle_id"
+COMPOSITIONS_SQL = """
+SELECT y.model, p.document FROM compositions p JOIN cycles y ON y.id = p.cycle_id ORDER BY p.at DESC, p.cycle_id
+"""
 FITTING_SQL = "SELECT cycle_id FROM adapters GROUP BY cycle_id ORDER BY max(created_at) DESC, cycle_id"
 
 
@@ -315,9 +317,9 @@ class StoreStatus:
     ``blocked`` has the blocked stages of unfinished cycles, ``running`` the stages at work. ``paused`` maps each paused
     target to who paused it, ``requested`` maps a target to the cause of a pending request, ``cannot_begin`` to the
     reason why a due cycle cannot start. ``fitting`` has the cycles with adapter versions, newest first. ``costs`` and
-    ``patches`` are those of the newest cycles. ``compositions`` are JSON texts, newest first. ``canaries`` is the
-    progress of each. ``failures`` are those of the newest cycles; ``started`` has the targets of which the service has
-    begun a cycle.
+    ``patches`` are those of the newest cycles. ``compositions`` are base models and JSON texts, newest
+    first. ``canaries`` is the progress of each. ``failures`` are those of the newest cycles; ``started`` has the
+    targets of which the service has begun a cycle.
     """
 
     cycles: list[CycleStatus]
@@ -332,7 +334,7 @@ class StoreStatus:
     costs: list[StageCostStatus] = field(default_factory=list)
     patches: list[PatchStatus] = field(default_factory=list)
     running: list[RunningStage] = field(default_factory=list)
-    compositions: list[str] = field(default_factory=list)
+    compositions: list[tuple[str, str]] = field(default_factory=list)
     canaries: list[CanaryStatus] = field(default_factory=list)
     failures: list[StageFailure] = field(default_factory=list)
     started: list[str] = field(default_factory=list)
@@ -344,10 +346,19 @@ class StoreStatus:
 
     def routed_live(self, model: str) -> list[str]:
         """Return the ``live`` versions that routers with this base model serve (``promotions.served_base``)."""
+        base = self.served_base(model)
+        return [adapter.name for adapter in self.adapters if adapter.name in self.live and adapter.model == base]
+
+    def routed_compositions(self, model: str) -> list[str]:
+        """Return the compositions of the base model that routers with this base model serve, newest first."""
+        base = self.served_base(model)
+        return [document for name, document in self.compositions if name == base]
+
+    def served_base(self, model: str) -> str:
+        """Return the base model that routers with this base model serve; "" if no version is in service."""
         in_service = [adapter for adapter in self.adapters if adapter.live or adapter.trial]
         models = [adapter.model for adapter in sorted(in_service, key=lambda adapter: adapter.entry)]
-        base = model if model in models else models[0] if models else ""
-        return [adapter.name for adapter in self.adapters if adapter.name in self.live and adapter.model == base]
+        return model if model in models else models[0] if models else ""
 
     @property
     def waiting(self) -> list[str]:
@@ -464,7 +475,7 @@ def _read(connection: Any, safe_url: str, now: datetime) -> StoreStatus:
     versions = [_adapter(row, traffic.get(row[0], 0)) for row in adapters]
     cannot_begin = dict(connection.execute(CANNOT_BEGIN_SQL).fetchall())
     fitting = [cycle_id for (cycle_id,) in connection.execute(FITTING_SQL).fetchall()]
-    compositions = [document for (document,) in connection.execute(COMPOSITIONS_SQL).fetchall()]
+    compositions = [(model, document) for model, document in connection.execute(COMPOSITIONS_SQL).fetchall()]
     router = router_status(connection, now)
     costs = [StageCostStatus(*row) for row in connection.execute(COSTS_SQL).fetchall()]
     patches = _patches(connection.execute(PATCHES_SQL).fetchall())

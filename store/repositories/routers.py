@@ -10,6 +10,7 @@ from store.content import database_time, insert_unique
 from store.errors import NotFound
 from store.records import ListedEngine
 from store.service_tables import CompositionRow, EngineRow, FittedRouterRow, RouterRow
+from store.tables import CycleRow
 
 # A router without a sign of life for this time counts as ended.
 ROUTER_LIFETIME = timedelta(seconds=15)
@@ -74,7 +75,21 @@ def save_composition(session: Session, cycle_id: str, document: str, *, at: date
     session.flush()
 
 
-def compositions(session: Session) -> dict[str, str]:
-    """Return the compositions as JSON texts by cycle, newest first."""
-    rows = session.exec(select(CompositionRow).order_by(col(CompositionRow.at).desc(), col(CompositionRow.cycle_id)))
-    return {row.cycle_id: row.document for row in rows}
+def compositions(session: Session, model: str) -> list[str]:
+    """Return the compositions of the cycles with a base model as JSON texts, newest first.
+
+    Those of other base models have other versions, and decide nothing for this one's.
+    """
+    query = (
+        select(CompositionRow)
+        .join(CycleRow, col(CycleRow.id) == col(CompositionRow.cycle_id))
+        .where(col(CycleRow.model) == model)
+        .order_by(col(CompositionRow.at).desc(), col(CompositionRow.cycle_id))
+    )
+    return [row.document for row in session.exec(query)]
+
+
+def find_composition(session: Session, cycle_id: str) -> str | None:
+    """Return the composition of a cycle as a JSON text, None without one."""
+    row = session.get(CompositionRow, cycle_id)
+    return row.document if row else None

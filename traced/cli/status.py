@@ -45,7 +45,8 @@ NAME_WIDTH = 40  # columns within which a name is never folded
 def router_report(state: StoreStatus, data_dir: Path, overrides: Mapping[str, Any]) -> dict[str, Any]:
     """Return the router's part of ``traced status --json``; ``overrides`` are the command line's settings."""
     spec = read_setting(data_dir, "model", "spec", overrides.get("model.spec"))
-    spool, live = read_spool_status(data_dir / "spool"), _live(state, data_dir, spec)
+    model = _base(data_dir, spec)
+    spool, live = read_spool_status(data_dir / "spool"), state.routed_live(model)
     default_router = profile(spec or BUNDLED).get("routing", {}).get("router", "")
     router = read_setting(data_dir, "routing", "router", overrides.get("routing.router")) or default_router
     by_labels = bool(live) and router == "labels"
@@ -61,16 +62,16 @@ def router_report(state: StoreStatus, data_dir: Path, overrides: Mapping[str, An
             by_labels=by_labels,
             embeddings_url=read_setting(data_dir, "routing", "embeddings_url") if live else "",
             base_digest=known_base_digest(spec, data_dir) if is_local else "",
-            compositions=state.compositions,
+            compositions=state.routed_compositions(model),
         ),
     }
 
 
-def _live(state: StoreStatus, data_dir: Path, spec: str) -> list[str]:
-    """Return the live versions that a router with the base model of the settings serves."""
+def _base(data_dir: Path, spec: str) -> str:
+    """Return the name of the base model of the settings."""
     has_weights = read_setting(data_dir, "engine", "backend") != "openai"
     server_model = "" if has_weights else read_setting(data_dir, "engine", "model")
-    return state.routed_live(model_name(spec or BUNDLED, server_model))
+    return model_name(spec or BUNDLED, server_model)
 
 
 def router_lines(report: Mapping[str, Any]) -> Iterator[str]:

@@ -229,7 +229,7 @@ class PromotionFollower:
                 for capability, trial in intact_trials.items()
                 if capability in versions or capability in paused or capability == MERGED
             } - set(live_names)
-            composition = serving_composition(self._choices(session), live_names, self.router)
+            composition = serving_composition(self._choices(session, model), live_names, self.router)
             members = records if composition is None else composition.routed
             routes = {name: adapter_route(session, name) for name in members if name not in challengers}
             slots = self.pool.max_adapters - len(records)
@@ -262,9 +262,9 @@ class PromotionFollower:
             composition,
         )
 
-    def _choices(self, session: Session) -> list[Choice]:
+    def _choices(self, session: Session, model: str) -> list[Choice]:
         try:
-            return read_choices(compositions(session).values())
+            return read_choices(compositions(session, model))
         except CompositionError as error:
             log.warning("a router chooses among all live versions: %s", error)
             return []

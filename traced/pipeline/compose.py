@@ -278,7 +278,8 @@ async def _validated(
 def composition_of(context: Context, live: Sequence[str]) -> Composition | None:
     """Return the composition that serves with these versions live; None: a router over all of them."""
     with context.read_session() as session:
-        return serving_composition(read_choices(compositions(session).values()), live, context.settings.routing.router)
+        choices = read_choices(compositions(session, get_cycle(session, context.cycle_id).model))
+    return serving_composition(choices, live, context.settings.routing.router)
 
 
 async def _with_gated_version(contest: Field, ranking: list[Candidate]) -> tuple[list[Candidate], str]:

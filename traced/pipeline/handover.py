@@ -104,7 +104,7 @@ async def _successor(context: Context, adapters: Sequence[str]) -> SystemPlayer:
     with context.read_session() as session:
         live = serving_adapters(session, context.model.name)
         names = [*adapters, *(name for name in live if capability_of(name) not in capabilities)]
-        choices = read_choices(compositions(session).values())
+        choices = read_choices(compositions(session, context.model.name))
         choice = serving_composition(choices, names, context.settings.routing.router) if names else None
     composition = choice or (composition_of_settings(names, context.settings) if names else Composition())
     await serve_composition(context, composition, f"the new system ({', '.join(composition.models)})")

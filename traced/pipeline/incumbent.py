@@ -130,7 +130,7 @@ def current_incumbent(session: Session, model: str, settings: Settings) -> Incum
     live = serving_adapters(session, model)
     if not live:
         return Incumbent()
-    composition = serving_composition(read_choices(compositions(session).values()), live, settings.routing.router)
+    composition = serving_composition(read_choices(compositions(session, model)), live, settings.routing.router)
     # Promotions for other targets change nothing for this one.
     return Incumbent(
         composition or composition_of_settings(live, settings),

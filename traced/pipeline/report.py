@@ -17,7 +17,7 @@ from store.repositories.events import save_event
 from store.repositories.gates import latest_gate
 from store.repositories.llm_replies import list_patches
 from store.repositories.promotions import list_promotions
-from store.repositories.routers import compositions
+from store.repositories.routers import find_composition
 from store.repositories.serving import list_routing
 from store.repositories.trajectories import TrajectoryFilter, list_trajectories
 from store.stage_failures import unresolved_failures
@@ -227,7 +227,7 @@ def _gain_over(arms: Arms, name: str) -> GainOver | None:
 
 def _composition(context: Context, adapters: Sequence[AdapterFigures]) -> CompositionFigures | None:
     with context.read_session() as session:
-        document = compositions(session).get(context.cycle_id)
+        document = find_composition(session, context.cycle_id)
     if document is None:
         return None
     choice = read_choice(document)

@@ -14,7 +14,7 @@ from sqlmodel import Session
 from store.records import Cycle, StageEvent, StageState
 from store.repositories.cycles import fallen_versions, get_cycle, list_cycles, list_stage_events
 from store.repositories.evidence import INCUMBENT
-from store.repositories.routers import compositions
+from store.repositories.routers import find_composition
 from store.repositories.trajectories import TrajectoryFilter, list_trajectories
 from store.types import GateAnswer, Outcome, Trajectory
 from traced.config.settings import with_defaults
@@ -134,7 +134,7 @@ def _tested_composition(session: Session, cycle_id: str) -> Composition | None:
         if event.stage == f"evaluate {ROUTED}" and TESTED in event.detail:
             return read_composition(event.detail[TESTED])
     # Earlier releases did not record it. The cycle's own choice decided, for what was live or on trial then.
-    document = compositions(session).get(cycle_id)
+    document = find_composition(session, cycle_id)
     details = [event.detail for event in events if event.stage == PROMOTE]
     return (
         read_choice(document).serving([*details[-1]["promoted"], *details[-1]["live"]])

@@ -12,7 +12,8 @@ from store.database import open_store, sqlite_url, write_session
 from store.records import Promotion, PromotionState
 from store.repositories import adapters, capabilities, cycles, gates, promotions
 from store.repositories import adapters as training
-from store.repositories.routers import save_composition, save_fitted_router
+from store.repositories.routers import compositions, find_composition, save_composition, save_fitted_router
+from store.status import store_status
 from store.types import GateAnswer, PairedDifference
 from tests.unit.routing.test_hidden_state_router import CLASSIFIER
 from tests.unit.store import chain
@@ -287,6 +288,26 @@ async def test_a_composition_serves_while_its_versions_are_live(store: Engine, t
     await follower.refresh()
     assert follower.live.composition == Composition((TOOLS,))
     assert follower.live.current_model(MERGED, lambda name: False) == "base"
+
+
+async def test_a_choice_among_versions_of_another_base_model_decides_nothing(store: Engine, tmp_path: Path) -> None:
+    for name in (DATES, TOOLS):
+        promote(store, name)
+    next_versions = tuple(name.replace("@v1", "@v7") for name in (DATES, TOOLS))
+    choice = Choice(next_versions, (Candidate(Composition(next_versions[1:]), 9, 9),), Composition())
+    with write_session(store) as session:
+        cycles.save_cycle(session, replace(chain.CYCLE, id="c9", model="other"))
+        save_composition(session, "c9", as_json_text(choice), at=chain.later(66))
+        assert compositions(session, "other") == [find_composition(session, "c9")]
+        assert compositions(session, chain.CYCLE.model) == []
+    follower = PromotionFollower(
+        store, Pool([], 8), tmp_path, lambda: chain.later(80), 3600.0, chain.CYCLE.model, "hidden-state"
+    )
+    await follower.refresh()
+    assert follower.live.composition is None
+    status = store_status(str(store.url), chain.later(80))
+    assert status.routed_compositions(chain.CYCLE.model) == []
+    assert len(status.compositions) == 1
 
 
 async def test_the_router_does_not_choose_the_version_that_has_the_rest(store: Engine, tmp_path: Path) -> None:

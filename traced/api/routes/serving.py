@@ -223,7 +223,7 @@ def router(control: Control) -> APIRouter:
             base = served_base(session, base_name(settings))
             live = [promotion.adapter for promotion in live_adapters(session, base)]
             cycles = cycles_with_adapters(session)
-            documents = list(compositions(session).values())
+            documents = compositions(session, base)
         waiting = read_spool_status(settings.data_dir / "spool")
         return RouterView(
             **dict(router_health(settings.serving)),
