@@ -148,8 +148,12 @@ def _handover(session: Session, cycle_id: str, adapter: str) -> tuple[str, str]:
         return model, "it did not take part in the comparison of its handover"
     decisions, quarantined = latest_decisions(session), quarantined_adapters(session)
     missing = [name for name in versions if name in quarantined or decisions.get(name) is Decision.REJECTED]
-    names = ", ".join(missing)
-    return model, f"the comparison of its handover was made with {names}, which is not approved" if missing else ""
+    if missing:
+        return model, f"the comparison of its handover was made with {', '.join(missing)}, which is not approved"
+    gates = {name: latest_gate(session, name) for name in versions}
+    failing = [name for name, gate in gates.items() if gate and gate.result.answer is not GateAnswer.PASS]
+    text = f"the comparison of its handover was made with {', '.join(failing)}, whose gate does not pass"
+    return model, text if failing else ""
 
 
 def save_changes(session: Session, changes: Iterable[Change], model: str) -> list[str]:

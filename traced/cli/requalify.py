@@ -12,9 +12,12 @@ from typing import Annotated
 
 import typer
 from rich.prompt import Confirm
+from sqlmodel import Session
 
 from sandbox.client import reap_orphans
 from sandbox.image import ensure_image
+from store.records import Cycle, CycleState
+from store.repositories.promotions import read_adapter_state, serving_adapters
 from store.types import GateAnswer
 from traced.cli.options import AsJson, DataDir, Overrides, Seed, Threads, read_settings
 from traced.cli.output import console, print_json, progress
@@ -35,6 +38,7 @@ from traced.pipeline.predecessor import check_engines, current_predecessor, find
 from traced.pipeline.preflight import check_cycle
 from traced.pipeline.promote import approve_together
 from traced.pipeline.report import gather
+from traced.routing.composition import MERGED, capability_of
 
 ACTOR = "traced requalify"
 
@@ -48,6 +52,9 @@ class Result:
     handover: Handover | None
     waiting: list[str]
     is_finished: bool
+    live: list[str]  # on the new base model
+    is_held: bool  # whether a person has to be shown what waits
+    of_other_targets: list[str]  # live versions of the old base model
 
 
 def requalify(
@@ -66,6 +73,9 @@ def requalify(
     options = {"seed": seed, "engine__threads": threads}
     predecessor = read_settings(data_dir, overrides, **options).model.spec
     settings = read_settings(data_dir, overrides, model__spec=model, model__predecessor=predecessor, **options)
+    # The handover compares adapters, so one is trained also where a prompt would be enough.
+    training = settings.training.model_copy(update={"prompt_first": False})
+    settings = settings.model_copy(update={"training": training})
     _check(settings)
     with hold_directory(settings.data_dir, now=utc_now, version=version("traced"), file_name=CYCLE_LOCK):
         result = _run(settings, yes=yes)
@@ -95,7 +105,13 @@ def _check(settings: Settings) -> None:
 def _run(settings: Settings, *, yes: bool) -> Result:
     settings.data_dir.mkdir(parents=True, exist_ok=True)
     with writing(settings) as session:
-        cycle = find_cycle(session, settings, base_model(settings).name, at=utc_now())
+        cycle = find_cycle(
+            session,
+            settings,
+            base_model(settings).name,
+            at=utc_now(),
+            accepts=lambda cycle: _is_prepared(session, settings, cycle),
+        )
         if find_predecessor(session, cycle.id) is None:
             current_predecessor(session, settings)  # raises if nothing is live, and then no cycle is stored
     ensure_image(build_missing=True)
@@ -111,6 +127,18 @@ def _run(settings: Settings, *, yes: bool) -> Result:
     return result
 
 
+def _is_prepared(session: Session, settings: Settings, cycle: Cycle) -> bool:
+    """Whether a finished cycle has compared the new base model with what is live on the old one now, and passed."""
+    if cycle.state is not CycleState.FINISHED or not _passed(find_handover(session, cycle.id)):
+        return False
+    predecessor, current = find_predecessor(session, cycle.id), current_predecessor(session, settings)
+    return predecessor is not None and (predecessor.model, predecessor.incumbent.composition, predecessor.versions) == (
+        current.model,
+        current.incumbent.composition,
+        current.versions,
+    )
+
+
 async def _advance(
     settings: Settings,
     cycle_id: str,
@@ -124,8 +152,22 @@ async def _advance(
     async with open_context(settings, cycle_id, display, meter) as context:
         status = await run_cycle(context, approve)
         with context.read_session() as session:
-            handover = find_handover(session, cycle_id)
-        return Result(cycle_id, gather(context), handover, status.waiting, status.finished)
+            handover, predecessor = find_handover(session, cycle_id), find_predecessor(session, cycle_id)
+            live = serving_adapters(session, context.model.name)
+            is_held = not _may_approve(session, handover, status.waiting)
+        versions = {*predecessor.versions.values()} if predecessor else {}
+        old_versions = predecessor.incumbent.live if predecessor else ()
+        of_other_targets = [name for name in old_versions if name not in versions and capability_of(name) != MERGED]
+        return Result(
+            cycle_id,
+            gather(context),
+            handover,
+            status.waiting,
+            status.finished,
+            live,
+            is_held,
+            of_other_targets,
+        )
 
 
 def _approver(*, yes: bool, is_shown: bool = False) -> Callable[[Context, Sequence[str]], bool]:
@@ -138,13 +180,19 @@ def _approver(*, yes: bool, is_shown: bool = False) -> Callable[[Context, Sequen
     def approve(context: Context, adapters: Sequence[str]) -> bool:
         with context.read_session() as session:
             handover = find_handover(session, context.cycle_id)
-        if handover is None or not yes or not (is_shown or _passed(handover)):
+            may_approve = is_shown or _may_approve(session, handover, adapters)
+        if handover is None or not yes or not may_approve:
             return False
         approve_together(context, adapters, actor=ACTOR, reason=f"handover: {handover.text}")
         context.progress.note(f"approved for {context.model.name}: {', '.join(adapters)}")
         return True
 
     return approve
+
+
+def _may_approve(session: Session, handover: Handover | None, adapters: Sequence[str]) -> bool:
+    """Whether the handover speaks for all of these versions, so that nobody has to be shown it."""
+    return _passed(handover) and not any(read_adapter_state(session, name, lock=False).handover for name in adapters)
 
 
 def _passed(handover: Handover | None) -> bool:
@@ -164,14 +212,23 @@ def _ask(settings: Settings, result: Result) -> bool:
 def _next_step(settings: Settings, result: Result) -> str:
     new, old = settings.model.spec, settings.model.predecessor
     if result.waiting:
-        commands = "traced approve and traced reject" if not _passed(result.handover) else "the same command with --yes"
+        commands = "traced approve and traced reject" if result.is_held else "the same command with --yes"
         return f"Decision pending: {', '.join(result.waiting)}. The system of {old} goes on until then: {commands}."
-    live = [adapter.name for adapter in result.figures.adapters if adapter.is_promoted]
-    if result.handover is None or (not live and not _passed(result.handover)):
+    promoted_names = [adapter.name for adapter in result.figures.adapters if adapter.is_promoted]
+    if result.handover is None or (not promoted_names and not _passed(result.handover)):
         answer = result.handover.answer.value if result.handover else "not reached"
         return f"The handover is {answer}, so {old} should stay, and nothing has changed for it. See traced explain."
+    missing = [name for name in result.handover.versions if name not in result.live]
+    if missing:
+        return (
+            f"Not live: {', '.join(missing)}. Without them nobody has compared {new} with what is live on {old}, "
+            f"so {old} should stay."
+        )
+    remark = ""
+    if result.of_other_targets:
+        remark = f" {', '.join(result.of_other_targets)} are for other targets and have no counterpart on {new} yet."
     return (
         f'To hand over: set model.spec = "{new}" in traced.toml, and start traced up and traced serve again. '
-        f"Live then: {', '.join(live) or f'{new} alone'}. The versions of {old} stay live for it: with the old "
-        "model.spec they answer again."
+        f"Live then: {', '.join(result.live) or f'{new} alone'}. The versions of {old} stay live for it: with the old "
+        f"model.spec they answer again.{remark}"
     )

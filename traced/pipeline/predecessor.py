@@ -7,7 +7,7 @@ before that of the cycle starts, and the settings with which its versions were m
 in ``traced.pipeline.handover``.
 """
 
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -19,10 +19,11 @@ from store.repositories.adapters import get_adapter
 from store.repositories.cycles import get_cycle, list_stage_events
 from store.repositories.promotions import serving_adapters
 from store.repositories.trajectories import TrajectoryFilter, list_trajectories
-from store.types import Trajectory
+from store.types import Outcome, Trajectory
 from traced.config.settings import Settings, with_defaults
 from traced.core.errors import StageError
 from traced.evaluation.figures import PREDECESSOR as PREDECESSOR
+from traced.evaluation.intervals import MAX_DROPPED
 from traced.inference.model_files import model_name, resolve_model
 from traced.pipeline.context import Context, EngineSlot, RunningStage
 from traced.pipeline.episodes import first_jobs, player_episodes
@@ -41,6 +42,8 @@ OF_THE_MODEL = {
     "routing": ("router",),
     "training": ("lora_r",),  # an engine serves no adapters of a higher rank
 }
+# Those of them that one engine needs for all live versions together.
+LIMITS = {"engine": ("max_length", "max_tokens"), "training": ("lora_r",)}
 
 
 @dataclass(frozen=True)
@@ -92,13 +95,18 @@ def current_predecessor(session: Session, settings: Settings) -> Predecessor:
     """
     name = model_name(settings.model.predecessor)
     live = serving_adapters(session, name)
+    hint = f"begin with a first cycle of the new base model: traced demo --model {settings.model.spec}"
     if not live:
+        raise StageError(f"no adapter of the base model {name} is live, so there is nothing to take over", hint=hint)
+    incumbent = current_incumbent(session, name, settings_of(settings, _config(session, live)))
+    versions = _versions(session, incumbent, settings.target.name)
+    if not versions:
         raise StageError(
-            f"no adapter of the base model {name} is live, so there is nothing to take over",
-            hint=f"begin with a first cycle of the new base model: traced demo --model {settings.model.spec}",
+            f"no live adapter of the base model {name} was trained for {settings.target.name}, "
+            "so there is nothing to take over",
+            hint=hint,
         )
-    incumbent = current_incumbent(session, name, settings_of(settings, _config(session, live[0])))
-    return Predecessor(name, incumbent, _versions(session, incumbent))
+    return Predecessor(name, incumbent, versions)
 
 
 def check_engines(settings: Settings) -> None:
@@ -110,13 +118,26 @@ def check_engines(settings: Settings) -> None:
         )
 
 
-def _config(session: Session, version: str) -> dict[str, Any]:
-    """Return the configuration of the cycle that published a version."""
-    return with_defaults(get_cycle(session, get_adapter(session, version).cycle_id).config)
+def _config(session: Session, versions: Sequence[str]) -> dict[str, Any]:
+    """Return the configuration of the newest cycle that published one of these versions, with limits for all of them.
+
+    An engine that serves them needs the longest conversation and the highest rank of all their cycles.
+    """
+    cycles = [get_cycle(session, get_adapter(session, name).cycle_id) for name in versions]
+    configs = [with_defaults(cycle.config) for cycle in sorted(cycles, key=lambda cycle: cycle.created_at)]
+    config = dict(configs[-1])
+    for section, keys in LIMITS.items():
+        config[section] = config[section] | {key: max(entry[section][key] for entry in configs) for key in keys}
+    return config
 
 
-def _versions(session: Session, incumbent: Incumbent) -> dict[str, str]:
-    return {capability_of(name): name for name in watched_versions(session, incumbent)}
+def _versions(session: Session, incumbent: Incumbent, target: str) -> dict[str, str]:
+    """Return the watched versions of a target by capability; those of others have no counterpart in its cycle."""
+    return {
+        capability_of(name): name
+        for name in watched_versions(session, incumbent)
+        if get_cycle(session, get_adapter(session, name).cycle_id).target == target
+    }
 
 
 def find_predecessor(session: Session, cycle_id: str) -> Predecessor | None:
@@ -125,46 +146,66 @@ def find_predecessor(session: Session, cycle_id: str) -> Predecessor | None:
         if event.stage == PREDECESSOR:
             composition = read_composition(event.detail["composition"])
             incumbent = Incumbent(composition, tuple(event.detail["live"]))
-            return Predecessor(str(event.detail["model"]), incumbent, _versions(session, incumbent))
+            target = get_cycle(session, cycle_id).target
+            return Predecessor(str(event.detail["model"]), incumbent, _versions(session, incumbent, target))
     return None
 
 
 async def play_predecessor(context: Context) -> None:
-    """Play the predecessor's episodes, if the cycle has one; those that are stored are not played again."""
+    """Play the predecessor's episodes, if the cycle has one; those that are stored are not played again.
+
+    Raises:
+        StageError: A round has lost too many episodes for a comparison. The next call repeats them.
+    """
     predecessor = predecessor_of(context)
     if predecessor is None or _is_played(context):
         return
-    jobs = environment_jobs(context)
-    splits = {} if context.target.is_recorded else target_jobs(context)
-    total = len(predecessor.versions) * len(jobs) + sum(map(len, splits.values()))
+    rounds = environment_rounds(context)
+    splits = {} if context.target.is_recorded else target_rounds(context)
+    total = len(predecessor.versions) * sum(map(len, rounds))
+    total += sum(len(jobs) for rounds_of_split in splits.values() for jobs in rounds_of_split)
     async with _old_context(context, predecessor) as old:
         with context.stage(PLAY, f"Play with {predecessor.title}", total=total) as stage:
             player = await _player(old, predecessor)
             for version in predecessor.versions.values():
-                await play_watched(old, version, player, jobs, ticker(stage, f"environment of {version}"))
-            for split, jobs_of_split in splits.items():
+                place = f"environment of {version}"
+                for jobs in rounds:
+                    _refuse_losses(await play_watched(old, version, player, jobs, ticker(stage, place)), place)
+            for split, rounds_of_split in splits.items():
                 async with old.target_source() as source:
-                    temperature = split_temperature(context, split)
-                    await player_episodes(
-                        old,
-                        source,
-                        jobs_of_split,
-                        player,
-                        temperature=temperature,
-                        tokens=False,
-                        tick=ticker(stage, f"{split} seeds"),
-                    )
+                    place, temperature = f"{split} seeds", split_temperature(context, split)
+                    for jobs in rounds_of_split:
+                        rows = await player_episodes(
+                            old,
+                            source,
+                            jobs,
+                            player,
+                            temperature=temperature,
+                            tokens=False,
+                            tick=ticker(stage, place),
+                        )
+                        _refuse_losses(rows, place)
 
 
-def environment_jobs(context: Context) -> list[EpisodeJob]:
-    """Return the episodes in each environment, of all rounds of a gate."""
-    return [job for number in _rounds(context) for job in watch_jobs(context, 1, number)]
+def _refuse_losses(rows: Sequence[Trajectory], place: str) -> None:
+    """Raise an error if too many episodes were lost: after all trainings the handover could not compare them."""
+    count = sum(row.outcome is Outcome.INFRASTRUCTURE for row in rows)
+    if count > MAX_DROPPED * len(rows):
+        raise StageError(
+            f"the live system lost {count} of {len(rows)} episodes ({place}), too many to compare the new one with it",
+            hint="traced doctor, then run the same command again; it repeats lost episodes",
+        )
 
 
-def target_jobs(context: Context) -> dict[str, list[EpisodeJob]]:
-    """Return the episodes on the target by split: the gate's of all its rounds, and the test's."""
-    gate = [job for number in _rounds(context) for job in round_jobs(context.target, number, context.settings.gate)]
-    return {"gate": gate, "test": first_jobs(context.target, "test", context.settings.test.seeds)}
+def environment_rounds(context: Context) -> list[list[EpisodeJob]]:
+    """Return the episodes in each environment, by round of a gate."""
+    return [watch_jobs(context, 1, number) for number in _rounds(context)]
+
+
+def target_rounds(context: Context) -> dict[str, list[list[EpisodeJob]]]:
+    """Return the episodes on the target by split: the gate's by round, and the test's."""
+    gate = [round_jobs(context.target, number, context.settings.gate) for number in _rounds(context)]
+    return {"gate": gate, "test": [first_jobs(context.target, "test", context.settings.test.seeds)]}
 
 
 def _rounds(context: Context) -> range:
@@ -203,7 +244,7 @@ def settings_of(settings: Settings, config: Mapping[str, Any]) -> Settings:
 async def _old_context(context: Context, predecessor: Predecessor) -> AsyncIterator[Context]:
     """Open a context of the same cycle with the predecessor's base model and an engine of its own."""
     with context.read_session() as session:
-        settings = settings_of(context.settings, _config(session, predecessor.incumbent.live[0]))
+        settings = settings_of(context.settings, _config(session, predecessor.incumbent.live))
     model = resolve_model(context.settings.model.predecessor, context.data_dir)
     old = replace(context, settings=settings, model=model, slot=EngineSlot())
     try:

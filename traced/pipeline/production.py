@@ -38,9 +38,10 @@ class Production:
 def production(context: Context, episodes: Sequence[Trajectory]) -> Production:
     """Return the production conversations to analyse together with the cycle's ``episodes``.
 
-    A recorded target has none: its conversations are the collection.
+    A recorded target has none: its conversations are the collection. A cycle that takes over from another base model
+    has none either: that model answered them.
     """
-    if context.target.is_recorded:
+    if context.target.is_recorded or context.settings.model.predecessor:
         return Production()
     incumbent, limit = incumbent_of(context), context.settings.analysis.production
     with context.read_session() as session:

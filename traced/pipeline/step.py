@@ -44,6 +44,7 @@ def live_step(session: Session, cycle_id: str, arms: Arms, events: Sequence[Stag
     earlier = live_before(session, cycle_id, arms)
     handover = find_handover(session, cycle_id)
     is_bare = handover is not None and handover.answer is GateAnswer.PASS and not handover.versions
+    is_bare = is_bare and incumbent.is_base
     # A new base model may take over alone.
     new_arm = arms.get(ROUTED) or (arms.get(BASE) if is_bare else None)
     current = new_arm or earlier

@@ -111,6 +111,18 @@ def test_only_judged_conversations_that_the_base_model_alone_answered_count_the_
     store.dispose()
 
 
+def test_a_new_base_model_is_not_analysed_by_conversations_that_another_one_answered(context: Context) -> None:
+    report(context, reported_conversation(LATE))
+    with write_session(context.store) as session:
+        save_exchanges(session, [exchange(f"router-{LATE}", T0)])
+    assert [row.id for row in production.production(context, []).trajectories] == []
+    episodes = collect.collected(context)
+    assert [row.id for row in production.production(context, episodes).trajectories] == [f"router-{LATE}"]
+    model = context.settings.model.model_copy(update={"predecessor": "bundled"})
+    takeover = replace(context, settings=context.settings.model_copy(update={"model": model}))
+    assert production.production(takeover, episodes) == production.Production()
+
+
 def test_conversations_of_a_live_system_count_from_its_promotion_on(tmp_path: Path) -> None:
     store = open_store(sqlite_url(tmp_path / "traced.db"))
     outside: dict[str, Any] = {"split": "", "cycle_id": None}

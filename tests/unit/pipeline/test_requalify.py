@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import cast
 
@@ -11,20 +11,23 @@ from rich.console import Console
 
 from store.database import write_session
 from store.records import Approval, Cycle, CycleState, Decision, EnvironmentRecord, StageState
+from store.repositories import promotions
 from store.repositories.adapters import save_adapter, save_training_run
 from store.repositories.capabilities import list_capabilities, list_labels
-from store.repositories.cycles import HANDOVER, list_stage_events, save_cycle
+from store.repositories.cycles import HANDOVER, get_cycle, list_stage_events, save_cycle
 from store.repositories.environments import get_environment, save_admission
-from store.repositories.evidence import evidence_chain
+from store.repositories.evidence import INCUMBENT, evidence_chain
 from store.repositories.gates import latest_approval, save_approval, save_gate
 from store.repositories.promotions import read_adapter_state, roll_back, serving_adapters
 from store.repositories.trajectories import save_trajectories
 from store.types import AdmissionReport, Check, GateAnswer, Outcome, Trajectory, Verdict
 from tests.unit.pipeline.contexts import context_with_chain
+from tests.unit.pipeline.test_mixture import save_version
 from tests.unit.store.chain import CAPABILITY, GATE, HASH, SOURCE, adapter, later, training_run, trajectory, with_files
+from traced.cli import requalify
 from traced.cli.current_cycle import next_attempt
 from traced.cli.evidence_text import chain_lines
-from traced.config.settings import configuration, load_settings
+from traced.config.settings import Settings, configuration, load_settings
 from traced.core.errors import CapabilityError, PromotionError, StageError
 from traced.evaluation.figures import step_sentence
 from traced.evaluation.report import summary_table
@@ -41,7 +44,15 @@ from traced.pipeline.context import Context
 from traced.pipeline.handover import find_handover, hand_over
 from traced.pipeline.incumbent import SystemPlayer, serve_composition
 from traced.pipeline.inheritance import attempts_of
-from traced.pipeline.predecessor import PREDECESSOR, find_predecessor, play_predecessor, predecessor_of, settings_of
+from traced.pipeline.predecessor import (
+    PLAY,
+    PREDECESSOR,
+    current_predecessor,
+    find_predecessor,
+    play_predecessor,
+    predecessor_of,
+    settings_of,
+)
 from traced.pipeline.promote import approve_together, decide, promote, waiting
 from traced.pipeline.report import gather
 from traced.pipeline.runner import InProcessRunner
@@ -150,8 +161,9 @@ async def test_its_episodes_are_those_of_another_engine_and_are_played_once(
 
     async def on_target(
         old: Context, source: object, jobs: Sequence[object], player: SystemPlayer, **_: object
-    ) -> None:
+    ) -> list[Trajectory]:
         plays.append((old.settings.model.spec, str(len(jobs)), player.name))
+        return []
 
     async def player(old: Context, _: object) -> SystemPlayer:
         assert old.slot is not context.slot
@@ -167,10 +179,77 @@ async def test_its_episodes_are_those_of_another_engine_and_are_played_once(
     monkeypatch.setattr(predecessor_module, "_player", player)
     await play_predecessor(context)
     tests = str(context.settings.test.seeds)
-    assert plays == [("bundled", name, PREDECESSOR) for name in (OLD, "300", tests)]
+    assert plays == [("bundled", name, PREDECESSOR) for name in (*3 * [OLD], *3 * ["100"], tests)]
     assert closed == ["bundled"]
     await play_predecessor(context)
-    assert len(plays) == 3
+    assert len(plays) == 7
+
+
+@pytest.mark.parametrize("place", ["environment", "target"])
+async def test_a_round_of_which_too_much_is_lost_is_played_again_before_anything_is_trained(
+    context: Context, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    lost_episodes = {"environment": 0, "target": 0, place: 11}
+
+    def rows(name: str) -> list[Trajectory]:
+        outcomes = [Outcome.INFRASTRUCTURE if n < lost_episodes[name] else Outcome.SUCCESS for n in range(100)]
+        return [trajectory(f"p{n}", outcome) for n, outcome in enumerate(outcomes)]
+
+    async def in_environment(*_: object) -> list[Trajectory]:
+        return rows("environment")
+
+    async def on_target(*_: object, **__: object) -> list[Trajectory]:
+        return rows("target")
+
+    async def player(*_: object) -> SystemPlayer:
+        return SystemPlayer(PREDECESSOR, composition=Composition((OLD,)))
+
+    monkeypatch.setattr(predecessor_module, "play_watched", in_environment)
+    monkeypatch.setattr(predecessor_module, "player_episodes", on_target)
+    monkeypatch.setattr(predecessor_module, "_player", player)
+    with pytest.raises(StageError, match=r"lost 11 of 100 episodes \(.*\), too many to compare"):
+        await play_predecessor(context)
+    lost_episodes[place] = 10
+    await play_predecessor(context)
+    with context.read_session() as session:
+        states = [event.state for event in list_stage_events(session, NEW_CYCLE) if event.stage == PLAY]
+    assert states == [StageState.STARTED, StageState.STARTED, StageState.FINISHED]
+
+
+def put_live(context: Context, capability: str) -> None:
+    """Put a version of another capability live, of the context's cycle."""
+    name = save_version(context, capability)
+    with context.write_session() as session:
+        save_gate(session, replace(GATE, adapter=name), cycle_id=context.cycle_id, at=later(51))
+        save_approval(session, Approval(name, Decision.APPROVED, "Ada", later(52)))
+        promotions.promote(session, name, actor="Ada", at=later(53))
+
+
+def test_versions_of_another_target_have_no_counterpart(context: Context) -> None:
+    with context.write_session() as session:
+        save_cycle(session, Cycle("b1", "billing", "bundled", 0, {}, CycleState.FINISHED, later(50)))
+    put_live(replace(context, cycle_id="b1"), "refunds")
+    with context.write_session() as session:
+        assert current_predecessor(session, context.settings).versions == {"date-reasoning": OLD}
+        roll_back(session, OLD, actor="Ada", at=later(70))
+        with pytest.raises(StageError, match="no live adapter of the base model bundled was trained for desk"):
+            current_predecessor(session, context.settings)
+
+
+def test_the_engine_of_the_live_system_has_room_for_all_its_versions(context: Context) -> None:
+    sections: dict[str, dict[str, object]] = {"engine": {"max_length": 4096}, "training": {"lora_r": 8}}
+    with context.write_session() as session:
+        save_cycle(session, Cycle("c3", "desk", "bundled", 0, sections, CycleState.FINISHED, later(50)))
+        sections = {"engine": {"max_length": 512, "max_batch": 5}, "training": {"lora_r": 32}}
+        save_cycle(session, Cycle("c4", "desk", "bundled", 0, sections, CycleState.FINISHED, later(51)))
+    names = [save_version(replace(context, cycle_id=cycle), name) for cycle, name in (("c4", "a"), ("c3", "b"))]
+    with context.read_session() as session:
+        config = predecessor_module._config(session, names)
+    assert (config["engine"]["max_length"], config["training"]["lora_r"], config["engine"]["max_batch"]) == (
+        4096,
+        32,
+        5,
+    )
 
 
 async def test_its_capabilities_are_trained_whether_or_not_the_analysis_retains_them(context: Context) -> None:
@@ -393,6 +472,76 @@ def test_a_handover_speaks_for_the_versions_that_were_compared(context: Context)
         assert "did not take part" in read_adapter_state(session, "date-reasoning@v4").handover
         save_approval(session, Approval(names[1], Decision.REJECTED, "Ada", later(90)))
         assert f"was made with {names[1]}, which is not approved" in read_adapter_state(session, names[0]).handover
+        assert not requalify._may_approve(session, find_handover(session, NEW_CYCLE), names[:1])
+
+
+def test_a_handover_does_not_speak_for_a_version_beside_one_whose_gate_fails_by_now(context: Context) -> None:
+    predecessor_of(context)
+    names = ["date-reasoning@v2", "date-reasoning@v3"]
+    store_handover(context, answer="pass", versions=names)
+    with context.write_session() as session:
+        for version, name in zip((2, 3), names, strict=True):
+            save_adapter(session, replace(adapter(version), cycle_id=NEW_CYCLE))
+            save_gate(session, replace(GATE, adapter=name), cycle_id=NEW_CYCLE, at=later(80))
+        assert requalify._may_approve(session, find_handover(session, NEW_CYCLE), names)
+        failing = replace(GATE, adapter=names[1], answer=GateAnswer.INCONCLUSIVE)
+        save_gate(session, failing, cycle_id=NEW_CYCLE, at=later(85))
+        assert f"with {names[1]}, whose gate does not pass" in read_adapter_state(session, names[0]).handover
+        assert not requalify._may_approve(session, find_handover(session, NEW_CYCLE), names[:1])
+
+
+def test_an_adapter_is_trained_also_where_a_prompt_would_be_enough(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def check(settings: Settings) -> None:
+        assert (settings.model.predecessor, settings.training.prompt_first) == ("bundled", False)
+        raise StageError("checked")
+
+    monkeypatch.setattr(requalify, "_check", check)
+    with pytest.raises(StageError, match="checked"):
+        requalify.requalify(model="bundled-large", data_dir=tmp_path, overrides=["training.prompt_first=true"])
+
+
+def test_what_has_passed_against_the_present_system_is_not_prepared_again(context: Context) -> None:
+    predecessor_of(context)
+    with context.write_session() as session:
+        finished = replace(get_cycle(session, NEW_CYCLE), state=CycleState.FINISHED)
+        assert not requalify._is_prepared(session, context.settings, finished)
+    store_handover(context, answer="pass", versions=[])
+    with context.write_session() as session:
+        assert requalify._is_prepared(session, context.settings, finished)
+        assert not requalify._is_prepared(session, context.settings, replace(finished, state=CycleState.CANCELLED))
+    # The live system has changed since.
+    put_live(replace(context, cycle_id="c1"), "refunds")
+    with context.read_session() as session:
+        assert not requalify._is_prepared(session, context.settings, finished)
+
+
+@pytest.mark.parametrize(
+    ("versions", "live", "of_other_targets", "words"),
+    [
+        (["a@v2"], ["a@v2"], [], "Live then: a@v2. The versions of bundled stay live for it"),
+        ([], [], [], "Live then: bundled-large alone."),
+        (["a@v2", "b@v1"], ["b@v1"], [], "Not live: a@v2. Without them nobody has compared bundled-large with"),
+        (["a@v2"], ["a@v2"], ["c@v1"], "they answer again. c@v1 are for other targets"),
+    ],
+)
+def test_the_next_step_is_to_hand_over_only_what_was_compared(
+    context: Context, versions: list[str], live: list[str], of_other_targets: list[str], words: str
+) -> None:
+    predecessor_of(context)
+    store_handover(context, answer="pass", versions=versions)
+    with context.read_session() as session:
+        handover = find_handover(session, NEW_CYCLE)
+    figures = gather(context)
+    result = requalify.Result(NEW_CYCLE, figures, handover, [], True, live, False, of_other_targets)
+    assert words in requalify._next_step(context.settings, result)
+
+
+@pytest.mark.parametrize(("is_held", "words"), [(False, "the same command with --yes"), (True, "traced approve and")])
+def test_a_held_version_is_decided_by_a_person(context: Context, is_held: bool, words: str) -> None:
+    result = requalify.Result(NEW_CYCLE, gather(context), None, ["a@v2"], False, [], is_held, [])
+    assert words in requalify._next_step(context.settings, result)
 
 
 def test_a_new_base_model_that_takes_over_alone_has_its_own_success(context: Context) -> None:
@@ -410,6 +559,11 @@ def test_a_new_base_model_that_takes_over_alone_has_its_own_success(context: Con
     assert step.gain is not None
     assert (step.success.rate, round(step.gain.difference, 2)) == (0.8, 0.2)
     assert "Closed, as the base model has them: seats." in step_sentence(step)
+    # With versions of an earlier cycle live it does not answer alone.
+    context.event(INCUMBENT, StageState.FINISHED, composition=asdict(Composition((OLD,))), live=[OLD], promoted_at=None)
+    with context.read_session() as session:
+        step = live_step(session, NEW_CYCLE, rows, list_stage_events(session, NEW_CYCLE))
+    assert (step.success and step.success.rate, step.gain) == (0.6, None)
 
 
 def test_an_attempt_after_the_inherited_one_is_the_synthesizers_first(context: Context) -> None:
