@@ -107,7 +107,8 @@ async def _successor(context: Context, adapters: Sequence[str]) -> SystemPlayer:
         choices = read_choices(compositions(session, context.model.name))
         choice = serving_composition(choices, names, context.settings.routing.router) if names else None
     composition = choice or (composition_of_settings(names, context.settings) if names else Composition())
-    await serve_composition(context, composition, f"the new system ({', '.join(composition.models)})")
+    title = f"the new system ({', '.join(composition.models)})"
+    await serve_composition(context, composition, title, hint="the same command again: it goes on without that version")
     routers_by_name = await routers(context, composition.routed) if composition.router else {}
     # Another composition must not find the episodes of this one.
     digest = hashlib.sha256(repr(composition).encode()).hexdigest()[:12]

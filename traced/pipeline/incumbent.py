@@ -36,6 +36,7 @@ from traced.routing.composition import (
 from traced.routing.routers import FallbackRouter, RoutedPolicy
 
 BASE_ALONE = Composition()
+ANOTHER_CYCLE = "traced cycle cancel, then the same command: a new cycle begins with what is live by then"
 
 
 @dataclass(frozen=True)
@@ -170,7 +171,9 @@ async def incumbent_player(context: Context) -> Player:
     return SystemPlayer(INCUMBENT, composition=composition, routers=routers_by_name)
 
 
-async def serve_composition(context: Context, composition: Composition, title: str) -> None:
+async def serve_composition(
+    context: Context, composition: Composition, title: str, *, hint: str = ANOTHER_CYCLE
+) -> None:
     """Serve the versions of a composition, which ``title`` names; raises ``StageError`` as ``incumbent_player``."""
     for name in composition.models:
         try:
@@ -178,7 +181,7 @@ async def serve_composition(context: Context, composition: Composition, title: s
         except CapabilityError as error:
             raise StageError(
                 f"{title} can no longer answer: {error.message}",
-                hint="traced cycle cancel, then the same command: a new cycle begins with what is live by then",
+                hint=hint,
             ) from error
 
 

@@ -387,7 +387,7 @@ def of_round(rows: Sequence[Trajectory], number: int) -> list[Trajectory]:
 async def test_what_answers_on_the_new_base_model_already_takes_part(
     context: Context, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def nothing(*_: object) -> None:
+    async def nothing(*_: object, **__: object) -> None:
         return None
 
     async def no_routers(*_: object) -> dict[str, object]:
@@ -614,3 +614,7 @@ async def test_a_composition_that_can_no_longer_answer_ends_the_stage_with_what_
     with pytest.raises(StageError, match="the old system can no longer answer: its files differ") as refusal:
         await serve_composition(context, Composition((OLD,)), "the old system")
     assert "traced cycle cancel" in refusal.value.hint
+    # The trainings of the new system are not given up for one version.
+    with pytest.raises(StageError, match=r"the new system .* can no longer answer") as refusal:
+        await handover_module._successor(context, ["date-reasoning@v2"])
+    assert refusal.value.hint == "the same command again: it goes on without that version"
