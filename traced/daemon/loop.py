@@ -262,17 +262,20 @@ class CycleLoop:
             return
         from traced.pipeline.collect import check_conversations, has_collected  # as ``_quick_checks``
         from traced.pipeline.constant_customer import split_without_constant_customer
-        from traced.pipeline.incumbent import current_incumbent, find_incumbent
+        from traced.pipeline.predecessor import current_answering, find_answering
 
         if cycle is not None:
             with read_session(self.store) as session:
                 if has_collected(session, cycle.id):
                     return
+            predecessor = with_defaults(cycle.config)["model"]["predecessor"]
+            model_section = settings.model.model_copy(update={"predecessor": predecessor})
+            settings = settings.model_copy(update={"model": model_section})
         split_without_constant_customer(self.store, target)
         with read_session(self.store) as session:
-            incumbent = find_incumbent(session, cycle.id) if cycle is not None else None
+            answering = find_answering(session, cycle.id) if cycle is not None else None
             model = cycle.model if cycle is not None else base_model(settings).name
-            check_conversations(session, target.name, incumbent or current_incumbent(session, model, settings))
+            check_conversations(session, target.name, answering or current_answering(session, model, settings))
 
     async def _check_model(self, settings: Settings, drained: "asyncio.Future[Any]") -> bool:
         """Make the checks that load the model, if they are needed; return False if the service drains meanwhile.

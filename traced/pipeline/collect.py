@@ -1,7 +1,7 @@
 """The collection stage: episodes of the incumbent on the train split of the target.
 
 Once adapters are live, the base model plays a share of them (``traced.pipeline.base_check``), which the analysis does
-not see. For a recorded target the stage selects judged conversations that the incumbent answered.
+not see. For a recorded target the stage selects judged conversations that the incumbent answered, or the predecessor.
 """
 
 import random
@@ -41,7 +41,7 @@ from traced.pipeline.incumbent import (
     incumbent_player,
     save_answering_models,
 )
-from traced.pipeline.predecessor import play_predecessor
+from traced.pipeline.predecessor import find_answering, play_predecessor, predecessor_of
 from traced.pipeline.self_check import SELF_CHECK, self_check
 from traced.pipeline.toolsets import (
     MIN_OUTCOMES,
@@ -78,9 +78,10 @@ async def collect(context: Context) -> list[Trajectory]:
     Raises:
         StageError: The recorded target has not enough successes or failures yet.
     """
+    predecessor = predecessor_of(context)
     incumbent = incumbent_of(context)
     if context.target.is_recorded:
-        conversations = _collect_conversations(context)
+        conversations = _collect_conversations(context, predecessor.incumbent if predecessor else incumbent)
         await play_predecessor(context)
         return conversations
     await play_predecessor(context)
@@ -115,15 +116,16 @@ async def collect(context: Context) -> list[Trajectory]:
     return trajectories
 
 
-def _collect_conversations(context: Context) -> list[Trajectory]:
+def _collect_conversations(context: Context, live: Incumbent) -> list[Trajectory]:
+    """Select conversations; ``live`` is the system whose success the report has."""
     name = context.target.name
-    incumbent = incumbent_of(context)
+    incumbent = _answering(context)
     with context.stage("collect", collection_title(context.target, incumbent)) as stage:
         constant = split_without_constant_customer(context.store, conversation_target(context.settings))
         with context.read_session() as session:
             selection, unused = _selection(session, name, incumbent), _unused(session, name, incumbent)
             timeless_text = _timeless_text(session, name, incumbent)
-            outcome_counts = _outcome_counts(session, name, incumbent)
+            outcome_counts = _outcome_counts(session, name, live)
             if not labelled_trajectories(session, context.cycle_id):
                 check_conversations(session, name, incumbent)
         trajectories = collected(context)
@@ -194,7 +196,7 @@ def not_analyzed(context: Context) -> int:
     """Return how many conversations of a recorded target the cycle's analysis could have used and has not."""
     with context.read_session() as session:
         return len(
-            {*_selection(session, context.target.name, find_incumbent(session, context.cycle_id) or Incumbent()).ids}
+            {*_selection(session, context.target.name, find_answering(session, context.cycle_id) or Incumbent()).ids}
             - {*labelled_trajectories(session, context.cycle_id)}
         )
 
@@ -327,11 +329,11 @@ def _selected_ids(context: Context, session: Session) -> list[str]:
 def of_tool_set(context: Context, trajectories: Iterable[Trajectory]) -> list[Trajectory]:
     """Return the conversations of a recorded target that have the tool set of the cycle's collection, or no tools.
 
-    Those that an adapter answered that is not part of the incumbent, or whose last answer nobody was shown, are left
-    out. As long as nothing could be collected, tools do not matter.
+    Those that an adapter answered that is not part of the incumbent (or predecessor), or whose last answer nobody was
+    shown, are left out. As long as nothing could be collected, tools do not matter.
     """
     tools = toolset_of(chain.from_iterable(row.tools for row in collected(context)))
-    models = incumbent_of(context).models
+    models = _answering(context).models
     of_incumbent = [
         row
         for row in trajectories
@@ -345,7 +347,7 @@ def _sample(context: Context, session: Session) -> list[str]:
 
     The rarer outcome keeps up to half of the places: a contrast needs both.
     """
-    incumbent = find_incumbent(session, context.cycle_id) or Incumbent()
+    incumbent = find_answering(session, context.cycle_id) or Incumbent()
     selection, count = _selection(session, context.target.name, incumbent), context.settings.collect.episodes
     if len(selection.ids) <= count:
         return selection.ids
@@ -355,6 +357,13 @@ def _sample(context: Context, session: Session) -> list[str]:
     rng, rarer = random.Random(f"collect:{context.settings.seed}"), by_outcome[0]
     few_ids = rng.sample(rarer, min(len(rarer), count // 2))
     return sorted([*few_ids, *rng.sample(by_outcome[1], count - len(few_ids))])
+
+
+def _answering(context: Context) -> Incumbent:
+    """Return the live system whose conversations the cycle of a recorded target selects."""
+    incumbent = incumbent_of(context)
+    with context.read_session() as session:
+        return find_answering(session, context.cycle_id) or incumbent
 
 
 def _judged_rows(session: Session, name: str, incumbent: Incumbent) -> list[JudgedRow]:

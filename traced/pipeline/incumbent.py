@@ -19,7 +19,7 @@ from store.repositories.evidence import INCUMBENT
 from store.repositories.promotions import promoted_at, serving_adapters
 from store.repositories.routers import compositions
 from store.repositories.serving import save_routing
-from store.types import Trajectory
+from store.types import JsonObject, Trajectory
 from traced.config.settings import Settings
 from traced.core.errors import CapabilityError, StageError
 from traced.inference.policies import Policy
@@ -75,6 +75,11 @@ class Incumbent:
             return "the base model"
         return f"the live system ({', '.join(self.composition.models)})"
 
+    def as_json(self) -> JsonObject:
+        """Return it for the event that records it."""
+        promoted_at = self.promoted_at.isoformat() if self.promoted_at else None
+        return {"composition": asdict(self.composition), "live": list(self.live), "promoted_at": promoted_at}
+
 
 @dataclass(frozen=True)
 class SystemPlayer(Player):
@@ -95,13 +100,7 @@ def incumbent_of(context: Context) -> Incumbent:
         if earlier is not None:
             return earlier
         current = current_incumbent(session, get_cycle(session, context.cycle_id).model, context.settings)
-    context.event(
-        INCUMBENT,
-        StageState.FINISHED,
-        composition=asdict(current.composition),
-        live=list(current.live),
-        promoted_at=current.promoted_at.isoformat() if current.promoted_at else None,
-    )
+    context.event(INCUMBENT, StageState.FINISHED, **current.as_json())
     with context.read_session() as session:
         # Another process may have recorded its own at the same time: the first one holds.
         return find_incumbent(session, context.cycle_id) or current
@@ -112,13 +111,14 @@ def find_incumbent(session: Session, cycle_id: str) -> Incumbent | None:
     events = list_stage_events(session, cycle_id)
     for event in events:
         if event.stage == INCUMBENT:
-            return _read(event.detail)
+            return read_incumbent(event.detail)
     # Earlier releases collected with the base model, and recorded nothing.
     return Incumbent() if any(event.stage == "collect" for event in events) else None
 
 
-def _read(detail: Mapping[str, Any]) -> Incumbent:
-    promoted_at = detail["promoted_at"]
+def read_incumbent(detail: Mapping[str, Any]) -> Incumbent:
+    """Return the incumbent of ``Incumbent.as_json``."""
+    promoted_at = detail.get("promoted_at")
     return Incumbent(
         read_composition(detail["composition"]),
         tuple(detail["live"]),

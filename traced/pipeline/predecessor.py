@@ -9,7 +9,7 @@ in ``traced.pipeline.handover``.
 
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from sqlmodel import Session
@@ -28,11 +28,18 @@ from traced.inference.model_files import model_name, resolve_model
 from traced.pipeline.context import Context, EngineSlot, RunningStage
 from traced.pipeline.episodes import first_jobs, player_episodes
 from traced.pipeline.gate_episodes import gate_temperature, round_jobs
-from traced.pipeline.incumbent import Incumbent, SystemPlayer, current_incumbent, serve_composition
+from traced.pipeline.incumbent import (
+    Incumbent,
+    SystemPlayer,
+    current_incumbent,
+    find_incumbent,
+    read_incumbent,
+    serve_composition,
+)
 from traced.pipeline.routers import live_routers
 from traced.pipeline.watch import play_watched, watch_jobs, watched_versions
 from traced.rollouts.episodes import EpisodeJob
-from traced.routing.composition import capability_of, read_composition
+from traced.routing.composition import capability_of
 
 PLAY = "play predecessor"
 # What depends on the base model or its adapters, by section.
@@ -80,8 +87,7 @@ def predecessor_of(context: Context) -> Predecessor | None:
         if earlier is not None:
             return earlier
         current = current_predecessor(session, context.settings)
-    composition, live = asdict(current.incumbent.composition), list(current.incumbent.live)
-    context.event(PREDECESSOR, StageState.FINISHED, model=current.model, composition=composition, live=live)
+    context.event(PREDECESSOR, StageState.FINISHED, model=current.model, **current.incumbent.as_json())
     with context.read_session() as session:
         # Another process may have recorded its own at the same time: the first one holds.
         return find_predecessor(session, context.cycle_id)
@@ -144,11 +150,27 @@ def find_predecessor(session: Session, cycle_id: str) -> Predecessor | None:
     """Return the predecessor that a cycle has recorded, None without one."""
     for event in list_stage_events(session, cycle_id):
         if event.stage == PREDECESSOR:
-            composition = read_composition(event.detail["composition"])
-            incumbent = Incumbent(composition, tuple(event.detail["live"]))
-            target = get_cycle(session, cycle_id).target
+            incumbent, target = read_incumbent(event.detail), get_cycle(session, cycle_id).target
             return Predecessor(str(event.detail["model"]), incumbent, _versions(session, incumbent, target))
     return None
+
+
+def find_answering(session: Session, cycle_id: str) -> Incumbent | None:
+    """Return the live system whose recorded conversations a cycle selects, None if it has recorded none.
+
+    It is the predecessor's, with conversations from before its promotion, else the incumbent.
+    """
+    predecessor = find_predecessor(session, cycle_id)
+    if predecessor is not None:
+        return replace(predecessor.incumbent, promoted_at=None)
+    return find_incumbent(session, cycle_id)
+
+
+def current_answering(session: Session, model: str, settings: Settings) -> Incumbent:
+    """Return the same for a cycle that begins now; raises ``StageError`` as ``current_predecessor``."""
+    if settings.model.predecessor:
+        return replace(current_predecessor(session, settings).incumbent, promoted_at=None)
+    return current_incumbent(session, model, settings)
 
 
 async def play_predecessor(context: Context) -> None:

@@ -69,7 +69,7 @@ def live_step(session: Session, cycle_id: str, arms: Arms, events: Sequence[Stag
 def _rate_of_conversations(collection: Mapping[str, Any]) -> Rate | None:
     """Return the success of the live system in the judged conversations of a recorded target, by its collection."""
     outcomes = collection.get(OUTCOME_COUNTS)
-    if not outcomes:
+    if not outcomes or not any(outcomes.values()):
         return None
     successes, count = outcomes[Outcome.SUCCESS.value], sum(outcomes.values())
     share = mean_share((str(number), float(number < successes)) for number in range(count))

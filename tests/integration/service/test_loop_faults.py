@@ -10,8 +10,9 @@ import pytest
 
 from store.database import read_session, write_session
 from store.records import Cycle, CycleState, StageEvent, StageState
-from store.repositories.cycles import save_cycle, save_stage_event
+from store.repositories.cycles import PREDECESSOR, save_cycle, save_stage_event
 from store.repositories.events import due_notices
+from store.repositories.evidence import INCUMBENT
 from store.repositories.trajectories import save_trajectories
 from store.types import Outcome
 from tests.integration.service.place import AT_ONCE, Place
@@ -29,8 +30,11 @@ from traced.jobs.leases import FOR_DEVICE
 from traced.jobs.retry import waiting_report
 from traced.llm.connection import LlmError
 from traced.maintenance.orphans import sweep
+from traced.pipeline import predecessor
+from traced.pipeline.incumbent import Incumbent
 from traced.processes.executor import LocalExecutor
 from traced.processes.job import Failure, JobOutcome, Report, ReportKind, Result
+from traced.routing.composition import Composition
 
 ADA = Caller("ada", "local")
 
@@ -131,6 +135,22 @@ async def test_an_unfinished_cycle_of_recorded_conversations_waits_for_them_too(
     assert (await place.run_until(*WAITING)).id == "c1"
     assert place.scripted.stage_runs[:2] == ["collect", "analyze"]
     assert place.control.status().target.cannot_begin == ""
+
+
+async def test_an_unfinished_cycle_of_a_new_base_model_counts_what_its_predecessor_answered(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(predecessor, "_versions", lambda *_: {})  # no version is in the store
+    acme = load_settings(place.data_dir, {**AT_ONCE, **ACME})
+    place.loop.settings = place.control.settings = acme
+    live = Incumbent(Composition(("dates@v1",)), ("dates@v1",), T0).as_json()
+    with write_session(place.store) as session:
+        save_cycle(session, Cycle("c1", "acme", "larger", 0, configuration(acme), CycleState.INTERRUPTED, T0))
+        save_stage_event(session, StageEvent("c1", PREDECESSOR, StageState.FINISHED, T0, detail={"model": "a", **live}))
+        save_stage_event(session, StageEvent("c1", INCUMBENT, StageState.FINISHED, T0, detail=Incumbent().as_json()))
+        outcomes = [Outcome.SUCCESS, Outcome.FAILURE] * 4
+        save_trajectories(session, [conversation(i, outcome, model="dates@v1") for i, outcome in enumerate(outcomes)])
+    assert await place.loop._next_cycle(pending_future()) is not None
 
 
 async def test_a_cycle_that_has_collected_needs_no_further_conversations(place: Place) -> None:

@@ -2,28 +2,37 @@
 
 import json
 from collections import Counter
+from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlalchemy import update
 
 from store.records import Exchange
 from store.repositories.cycles import list_stage_events
 from store.repositories.serving import save_exchanges
 from store.repositories.trajectories import judged_in_split, save_trajectories
+from store.tables import CycleRow
 from store.types import EndCause, Outcome
 from tests.unit.targets.conversations import NOW, conversation, judged_conversations, new_cycle
 from traced.core.errors import StageError
 from traced.ingest.file_import import ImportRequest, import_file
-from traced.pipeline import incumbent
-from traced.pipeline.collect import OUTCOME_COUNTS, collect, collected, of_tool_set
+from traced.pipeline import collect as collect_module
+from traced.pipeline import incumbent, predecessor
+from traced.pipeline.collect import OUTCOME_COUNTS, collect, collected, not_analyzed, of_tool_set
+from traced.pipeline.context import Context
+from traced.pipeline.cycles import find_cycle
 from traced.pipeline.incumbent import Incumbent
+from traced.pipeline.step import live_step
 from traced.routing.composition import Composition
 from traced.targets.conversation_target import (
     HELD_OUT,
     TRAIN,
 )
+
+OLD = "date-reasoning@v1"
 
 
 async def test_a_later_cycle_collects_what_its_live_system_answered(
@@ -162,3 +171,54 @@ async def test_the_outcomes_of_all_that_the_live_system_answered_are_counted(
             details = [event.detail for event in list_stage_events(session, context.cycle_id) if event.detail]
     counts = [detail[OUTCOME_COUNTS] for detail in details if OUTCOME_COUNTS in detail]
     assert counts == [{"success": 30, "failure": 10}]
+
+
+@pytest.fixture
+def successor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Context]:
+    """The context of a cycle of another base model, beside a version of the first one that is live since ``NOW``."""
+    live = Incumbent(Composition((OLD,)), (OLD,), NOW)
+    monkeypatch.setattr(predecessor, "current_incumbent", lambda *_: live)
+
+    async def nothing(_: Context) -> None:
+        pass
+
+    monkeypatch.setattr(collect_module, "play_predecessor", nothing)
+    with new_cycle(tmp_path, **{"model.spec": "bundled-large", "model.predecessor": "bundled"}) as context:
+        outcomes = [Outcome.SUCCESS] * 12 + [Outcome.FAILURE] * 6
+        later, earlier = NOW + timedelta(hours=1), NOW - timedelta(hours=1)
+        rows = [conversation(i, outcome, started_at=later, model=OLD) for i, outcome in enumerate(outcomes)]
+        rows += [conversation(50 + i, Outcome.FAILURE, started_at=earlier, model="base") for i in range(3)]
+        rows += [conversation(80 + i, Outcome.FAILURE, started_at=later, model="seats@v3") for i in range(3)]
+        with context.write_session() as session:
+            session.execute(update(CycleRow).values(target=context.target.name))  # also that of the version
+            save_trajectories(session, rows)
+        yield context
+
+
+async def test_a_cycle_of_a_new_base_model_collects_what_its_predecessor_answered(successor: Context) -> None:
+    rows = await collect(successor)
+    assert Counter(row.model for row in rows) == {OLD: 18, "base": 3}
+    assert Counter(row.model for row in of_tool_set(successor, rows)) == {OLD: 18, "base": 3}
+    assert not_analyzed(successor) == 21
+    with successor.read_session() as session:
+        events = list_stage_events(session, successor.cycle_id)
+        initial = live_step(session, successor.cycle_id, {}, events).initial_success
+    # Its success is that since its promotion.
+    assert initial is not None
+    assert (initial.episodes, initial.successes) == (18, 12)
+
+
+async def test_a_predecessor_without_a_conversation_since_its_promotion_has_no_success(
+    successor: Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    live = Incumbent(Composition((OLD,)), (OLD,), NOW + timedelta(hours=2))
+    monkeypatch.setattr(predecessor, "current_incumbent", lambda *_: live)
+    await collect(successor)
+    with successor.read_session() as session:
+        events = list_stage_events(session, successor.cycle_id)
+        assert live_step(session, successor.cycle_id, {}, events).initial_success is None
+
+
+def test_a_new_base_model_needs_enough_conversations_of_its_predecessor(successor: Context) -> None:
+    with successor.write_session() as session:
+        assert find_cycle(session, successor.settings, "bundled-large", at=NOW).model == "bundled-large"
