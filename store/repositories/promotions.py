@@ -152,8 +152,9 @@ def _handover(session: Session, cycle_id: str, adapter: str) -> tuple[str, str]:
         return model, f"the comparison of its handover was made with {', '.join(missing)}, which is not approved"
     gates = {name: latest_gate(session, name) for name in versions}
     failing = [name for name, gate in gates.items() if gate and gate.result.answer is not GateAnswer.PASS]
-    text = f"the comparison of its handover was made with {', '.join(failing)}, whose gate does not pass"
-    return model, text if failing else ""
+    if failing:
+        return model, f"the comparison of its handover was made with {', '.join(failing)}, whose gate does not pass"
+    return model, ""
 
 
 def save_changes(session: Session, changes: Iterable[Change], model: str) -> list[str]:

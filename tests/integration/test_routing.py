@@ -134,6 +134,13 @@ def save_cycle(directory: Path, source: str = LAMP_SHOP, cycle: str = CYCLE, ada
     store.dispose()
 
 
+def save_two_cycles(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two such cycles with an adapter each, and few openings of their environments."""
+    monkeypatch.setattr(router_stage, "ROUTING_SEEDS", router_stage.ROUTING_SEEDS[:40])
+    save_cycle(directory)
+    save_cycle(directory, LAMP_SHOP + "# another\n", SECOND, DATES)
+
+
 async def evaluated(directory: Path, router: str) -> tuple[dict[str, object], list[str], str]:
     """Evaluate; the JSON figures, the stages' events in order, and the report's sentence about routing."""
     overrides = {"routing.router": router, "test.seeds": 10, "engine.threads": 1, "engine.start_timeout_s": 300}
@@ -196,9 +203,7 @@ async def test_an_evaluation_asks_both_routers_and_a_second_process_routes_alike
 async def test_a_second_cycles_router_includes_the_live_adapters_of_the_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(router_stage, "ROUTING_SEEDS", router_stage.ROUTING_SEEDS[:40])
-    save_cycle(tmp_path)
-    save_cycle(tmp_path, LAMP_SHOP + "# another\n", SECOND, DATES)
+    save_two_cycles(tmp_path, monkeypatch)
     settings = load_settings(tmp_path, {"test.seeds": 6, "engine.threads": 1, "engine.start_timeout_s": 300})
     async with open_context(settings, SECOND, Progress(Console(file=io.StringIO())), Meter()) as context:
         # No cycle has tested what is live when this one begins, so this one does.
@@ -261,9 +266,7 @@ async def test_the_episodes_of_an_adapter_for_all_are_those_of_the_composition(t
 async def test_the_classifier_that_serves_after_a_rollback_of_the_merged_version_is_published(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(router_stage, "ROUTING_SEEDS", router_stage.ROUTING_SEEDS[:40])
-    save_cycle(tmp_path)
-    save_cycle(tmp_path, LAMP_SHOP + "# another\n", SECOND, DATES)
+    save_two_cycles(tmp_path, monkeypatch)
     save_cycle(tmp_path, LAMP_SHOP + "# all\n", "desk-third", MERGED_VERSION)
     versions = (MERGED_VERSION, ADAPTER, DATES)
     merged = Candidate(Composition((MERGED_VERSION,)), 100, 80)

@@ -34,10 +34,11 @@ from traced.inference.model_files import base_model, resolve_model
 from traced.pipeline.context import Context, open_context, utc_now
 from traced.pipeline.cycles import find_cycle
 from traced.pipeline.handover import Handover, find_handover
-from traced.pipeline.predecessor import check_engines, current_predecessor, find_predecessor
+from traced.pipeline.predecessor import Predecessor, check_engines, current_predecessor, find_predecessor
 from traced.pipeline.preflight import check_cycle
 from traced.pipeline.promote import approve_together
 from traced.pipeline.report import gather
+from traced.registry.decision_rules import held_text
 from traced.routing.composition import MERGED, capability_of
 
 ACTOR = "traced requalify"
@@ -45,16 +46,23 @@ ACTOR = "traced requalify"
 
 @dataclass(frozen=True)
 class Result:
-    """The state of the cycle after this run; ``waiting`` names the versions that await a decision."""
+    """The state of the cycle after this run.
+
+    Attributes:
+        waiting: The versions that await a decision.
+        live: Those that are live on the new base model.
+        objection: Why a person has to be shown what waits; "" if the handover speaks for it.
+        of_other_targets: The live versions of the old base model that other targets have.
+    """
 
     cycle_id: str
     figures: CycleFigures
     handover: Handover | None
     waiting: list[str]
     is_finished: bool
-    live: list[str]  # on the new base model
-    is_held: bool  # whether a person has to be shown what waits
-    of_other_targets: list[str]  # live versions of the old base model
+    live: list[str]
+    objection: str
+    of_other_targets: list[str]
 
 
 def requalify(
@@ -123,7 +131,9 @@ def _run(settings: Settings, *, yes: bool) -> Result:
             with display.suspended():
                 is_approved = _ask(settings, result)
             if is_approved:
-                result = asyncio.run(_advance(settings, cycle.id, display, meter, _approver(yes=True, is_shown=True)))
+                result = asyncio.run(
+                    _advance(settings, cycle.id, display, meter, _approver(yes=True, confirmation=result.waiting))
+                )
     return result
 
 
@@ -154,10 +164,8 @@ async def _advance(
         with context.read_session() as session:
             handover, predecessor = find_handover(session, cycle_id), find_predecessor(session, cycle_id)
             live = serving_adapters(session, context.model.name)
-            is_held = not _may_approve(session, handover, status.waiting)
-        versions = {*predecessor.versions.values()} if predecessor else {}
-        old_versions = predecessor.incumbent.live if predecessor else ()
-        of_other_targets = [name for name in old_versions if name not in versions and capability_of(name) != MERGED]
+            objection = _objection(session, status.waiting)
+        of_other_targets = _of_other_targets(predecessor) if predecessor else []
         return Result(
             cycle_id,
             gather(context),
@@ -165,22 +173,29 @@ async def _advance(
             status.waiting,
             status.finished,
             live,
-            is_held,
+            objection,
             of_other_targets,
         )
 
 
-def _approver(*, yes: bool, is_shown: bool = False) -> Callable[[Context, Sequence[str]], bool]:
+def _of_other_targets(predecessor: Predecessor) -> list[str]:
+    """Return the live versions that the predecessor has for other targets."""
+    versions = {*predecessor.versions.values()}
+    return [name for name in predecessor.incumbent.live if name not in versions and capability_of(name) != MERGED]
+
+
+def _approver(*, yes: bool, confirmation: Sequence[str] = ()) -> Callable[[Context, Sequence[str]], bool]:
     """Return the function that approves what waits.
 
     Args:
-        is_shown: Whether a person was shown the handover and approves it whatever its answer.
+        confirmation: The versions that a person was shown with their handover, and approves whatever its answer.
     """
 
     def approve(context: Context, adapters: Sequence[str]) -> bool:
         with context.read_session() as session:
             handover = find_handover(session, context.cycle_id)
-            may_approve = is_shown or _may_approve(session, handover, adapters)
+            # One may have been rejected while the others were shown.
+            may_approve = {*adapters} == {*confirmation} or not _objection(session, adapters)
         if handover is None or not yes or not may_approve:
             return False
         approve_together(context, adapters, actor=ACTOR, reason=f"handover: {handover.text}")
@@ -190,9 +205,11 @@ def _approver(*, yes: bool, is_shown: bool = False) -> Callable[[Context, Sequen
     return approve
 
 
-def _may_approve(session: Session, handover: Handover | None, adapters: Sequence[str]) -> bool:
-    """Whether the handover speaks for all of these versions, so that nobody has to be shown it."""
-    return _passed(handover) and not any(read_adapter_state(session, name, lock=False).handover for name in adapters)
+def _objection(session: Session, adapters: Sequence[str]) -> str:
+    """Return why a person has to be shown these versions before an approval, "" if the handover speaks for all."""
+    states = [read_adapter_state(session, name, lock=False) for name in adapters]
+    reasons = [state.handover or (held_text(state.fallen) if state.fallen else "") for state in states]
+    return next(filter(None, reasons), "")
 
 
 def _passed(handover: Handover | None) -> bool:
@@ -202,6 +219,8 @@ def _passed(handover: Handover | None) -> bool:
 def _ask(settings: Settings, result: Result) -> bool:
     assert result.handover is not None
     progress.print(f"\n{result.handover.text}", highlight=False)
+    if result.objection:
+        progress.print(f"Held: {result.objection}.", highlight=False)
     question = f"Put {', '.join(result.waiting)} live for {settings.model.spec}?"
     try:
         return Confirm.ask(question, console=progress, default=False)
@@ -212,8 +231,10 @@ def _ask(settings: Settings, result: Result) -> bool:
 def _next_step(settings: Settings, result: Result) -> str:
     new, old = settings.model.spec, settings.model.predecessor
     if result.waiting:
-        commands = "traced approve and traced reject" if result.is_held else "the same command with --yes"
-        return f"Decision pending: {', '.join(result.waiting)}. The system of {old} goes on until then: {commands}."
+        names, commands = ", ".join(result.waiting), "the same command with --yes"
+        if result.objection:
+            commands = f"traced approve or traced reject, because {result.objection}"
+        return f"Decision pending: {names}. The system of {old} goes on until then. Next: {commands}."
     promoted_names = [adapter.name for adapter in result.figures.adapters if adapter.is_promoted]
     if result.handover is None or (not promoted_names and not _passed(result.handover)):
         answer = result.handover.answer.value if result.handover else "not reached"
@@ -226,7 +247,7 @@ def _next_step(settings: Settings, result: Result) -> str:
         )
     remark = ""
     if result.of_other_targets:
-        remark = f" {', '.join(result.of_other_targets)} are for other targets and have no counterpart on {new} yet."
+        remark = f" For other targets, without a counterpart on {new} yet: {', '.join(result.of_other_targets)}."
     return (
         f'To hand over: set model.spec = "{new}" in traced.toml, and start traced up and traced serve again. '
         f"Live then: {', '.join(result.live) or f'{new} alone'}. The versions of {old} stay live for it: with the old "

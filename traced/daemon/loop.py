@@ -262,7 +262,7 @@ class CycleLoop:
             return
         from traced.pipeline.collect import check_conversations, has_collected  # as ``_quick_checks``
         from traced.pipeline.constant_customer import split_without_constant_customer
-        from traced.pipeline.predecessor import current_answering, find_answering
+        from traced.pipeline.predecessor import current_live_system, find_live_system
 
         if cycle is not None:
             with read_session(self.store) as session:
@@ -273,9 +273,9 @@ class CycleLoop:
             settings = settings.model_copy(update={"model": model_section})
         split_without_constant_customer(self.store, target)
         with read_session(self.store) as session:
-            answering = find_answering(session, cycle.id) if cycle is not None else None
+            live_system = find_live_system(session, cycle.id) if cycle is not None else None
             model = cycle.model if cycle is not None else base_model(settings).name
-            check_conversations(session, target.name, answering or current_answering(session, model, settings))
+            check_conversations(session, target.name, live_system or current_live_system(session, model, settings))
 
     async def _check_model(self, settings: Settings, drained: "asyncio.Future[Any]") -> bool:
         """Make the checks that load the model, if they are needed; return False if the service drains meanwhile.

@@ -41,7 +41,7 @@ from traced.pipeline.incumbent import (
     incumbent_player,
     save_answering_models,
 )
-from traced.pipeline.predecessor import find_answering, play_predecessor, predecessor_of
+from traced.pipeline.predecessor import find_live_system, play_predecessor, predecessor_of
 from traced.pipeline.self_check import SELF_CHECK, self_check
 from traced.pipeline.toolsets import (
     MIN_OUTCOMES,
@@ -119,7 +119,7 @@ async def collect(context: Context) -> list[Trajectory]:
 def _collect_conversations(context: Context, live: Incumbent) -> list[Trajectory]:
     """Select conversations; ``live`` is the system whose success the report has."""
     name = context.target.name
-    incumbent = _answering(context)
+    incumbent = _live_system(context)
     with context.stage("collect", collection_title(context.target, incumbent)) as stage:
         constant = split_without_constant_customer(context.store, conversation_target(context.settings))
         with context.read_session() as session:
@@ -196,7 +196,7 @@ def not_analyzed(context: Context) -> int:
     """Return how many conversations of a recorded target the cycle's analysis could have used and has not."""
     with context.read_session() as session:
         return len(
-            {*_selection(session, context.target.name, find_answering(session, context.cycle_id) or Incumbent()).ids}
+            {*_selection(session, context.target.name, find_live_system(session, context.cycle_id) or Incumbent()).ids}
             - {*labelled_trajectories(session, context.cycle_id)}
         )
 
@@ -333,7 +333,7 @@ def of_tool_set(context: Context, trajectories: Iterable[Trajectory]) -> list[Tr
     shown, are left out. As long as nothing could be collected, tools do not matter.
     """
     tools = toolset_of(chain.from_iterable(row.tools for row in collected(context)))
-    models = _answering(context).models
+    models = _live_system(context).models
     of_incumbent = [
         row
         for row in trajectories
@@ -347,7 +347,7 @@ def _sample(context: Context, session: Session) -> list[str]:
 
     The rarer outcome keeps up to half of the places: a contrast needs both.
     """
-    incumbent = find_answering(session, context.cycle_id) or Incumbent()
+    incumbent = find_live_system(session, context.cycle_id) or Incumbent()
     selection, count = _selection(session, context.target.name, incumbent), context.settings.collect.episodes
     if len(selection.ids) <= count:
         return selection.ids
@@ -359,11 +359,11 @@ def _sample(context: Context, session: Session) -> list[str]:
     return sorted([*few_ids, *rng.sample(by_outcome[1], count - len(few_ids))])
 
 
-def _answering(context: Context) -> Incumbent:
+def _live_system(context: Context) -> Incumbent:
     """Return the live system whose conversations the cycle of a recorded target selects."""
     incumbent = incumbent_of(context)
     with context.read_session() as session:
-        return find_answering(session, context.cycle_id) or incumbent
+        return find_live_system(session, context.cycle_id) or incumbent
 
 
 def _judged_rows(session: Session, name: str, incumbent: Incumbent) -> list[JudgedRow]:

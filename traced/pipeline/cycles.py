@@ -15,7 +15,7 @@ from traced.config.settings import Settings, configuration, with_defaults
 from traced.llm.connection import check_model
 from traced.pipeline.collect import check_conversations
 from traced.pipeline.constant_customer import update_constant_customer
-from traced.pipeline.predecessor import current_answering
+from traced.pipeline.predecessor import current_live_system
 from traced.targets.conversation_target import conversation_target
 from traced.targets.registry import check_seeds, target
 
@@ -57,7 +57,7 @@ def find_cycle(
     if cycle_target.is_recorded:
         # A cycle without enough conversations would stay unfinished, and the service would take it up.
         update_constant_customer(session, conversation_target(settings))
-        check_conversations(session, cycle_target.name, current_answering(session, model, settings))
+        check_conversations(session, cycle_target.name, current_live_system(session, model, settings))
     cycle_id = (
         f"{settings.target.name}-{re.sub(r'[^A-Za-z0-9._]+', '_', model)}-{settings.seed}-{len(earlier_cycles) + 1}"
     )

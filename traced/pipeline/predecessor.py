@@ -155,7 +155,7 @@ def find_predecessor(session: Session, cycle_id: str) -> Predecessor | None:
     return None
 
 
-def find_answering(session: Session, cycle_id: str) -> Incumbent | None:
+def find_live_system(session: Session, cycle_id: str) -> Incumbent | None:
     """Return the live system whose recorded conversations a cycle selects, None if it has recorded none.
 
     It is the predecessor's, with conversations from before its promotion, else the incumbent.
@@ -166,7 +166,7 @@ def find_answering(session: Session, cycle_id: str) -> Incumbent | None:
     return find_incumbent(session, cycle_id)
 
 
-def current_answering(session: Session, model: str, settings: Settings) -> Incumbent:
+def current_live_system(session: Session, model: str, settings: Settings) -> Incumbent:
     """Return the same for a cycle that begins now; raises ``StageError`` as ``current_predecessor``."""
     if settings.model.predecessor:
         return replace(current_predecessor(session, settings).incumbent, promoted_at=None)

@@ -43,10 +43,9 @@ def live_step(session: Session, cycle_id: str, arms: Arms, events: Sequence[Stag
     incumbent = find_incumbent(session, cycle_id) or Incumbent()
     earlier = live_before(session, cycle_id, arms)
     handover = find_handover(session, cycle_id)
-    is_bare = handover is not None and handover.answer is GateAnswer.PASS and not handover.versions
-    is_bare = is_bare and incumbent.is_base
-    # A new base model may take over alone.
-    new_arm = arms.get(ROUTED) or (arms.get(BASE) if is_bare else None)
+    is_alone = handover is not None and handover.answer is GateAnswer.PASS and not handover.versions
+    # A new base model may take over alone, or with what was live on it already.
+    new_arm = arms.get(ROUTED) or (_incumbent_arm(session, cycle_id, arms) if is_alone else None)
     current = new_arm or earlier
     details = {event.stage: event.detail for event in events if event.state is StageState.FINISHED}
     predecessor = find_predecessor(session, cycle_id)
@@ -89,6 +88,10 @@ def live_before(session: Session, cycle_id: str, arms: Arms) -> Sequence[Traject
     """
     if find_predecessor(session, cycle_id) is not None:
         return arms.get(PREDECESSOR, ())
+    return _incumbent_arm(session, cycle_id, arms)
+
+
+def _incumbent_arm(session: Session, cycle_id: str, arms: Arms) -> Sequence[Trajectory]:
     incumbent = find_incumbent(session, cycle_id) or Incumbent()
     if incumbent.is_base:
         return arms.get(BASE, ())

@@ -39,6 +39,7 @@ from traced.pipeline import predecessor as predecessor_module
 from traced.pipeline import synthesize as synthesize_module
 from traced.pipeline.admit import admit
 from traced.pipeline.attribute import attribute
+from traced.pipeline.attribution import ATTRIBUTE
 from traced.pipeline.collect import collected_filter
 from traced.pipeline.context import Context
 from traced.pipeline.handover import find_handover, hand_over
@@ -230,7 +231,9 @@ def test_versions_of_another_target_have_no_counterpart(context: Context) -> Non
         save_cycle(session, Cycle("b1", "billing", "bundled", 0, {}, CycleState.FINISHED, later(50)))
     put_live(replace(context, cycle_id="b1"), "refunds")
     with context.write_session() as session:
-        assert current_predecessor(session, context.settings).versions == {"date-reasoning": OLD}
+        predecessor = current_predecessor(session, context.settings)
+        assert predecessor.versions == {"date-reasoning": OLD}
+        assert requalify._of_other_targets(predecessor) == ["refunds@v1"]
         roll_back(session, OLD, actor="Ada", at=later(70))
         with pytest.raises(StageError, match="no live adapter of the base model bundled was trained for desk"):
             current_predecessor(session, context.settings)
@@ -472,7 +475,7 @@ def test_a_handover_speaks_for_the_versions_that_were_compared(context: Context)
         assert "did not take part" in read_adapter_state(session, "date-reasoning@v4").handover
         save_approval(session, Approval(names[1], Decision.REJECTED, "Ada", later(90)))
         assert f"was made with {names[1]}, which is not approved" in read_adapter_state(session, names[0]).handover
-        assert not requalify._may_approve(session, find_handover(session, NEW_CYCLE), names[:1])
+        assert "which is not approved" in requalify._objection(session, names[:1])
 
 
 def test_a_handover_does_not_speak_for_a_version_beside_one_whose_gate_fails_by_now(context: Context) -> None:
@@ -481,13 +484,30 @@ def test_a_handover_does_not_speak_for_a_version_beside_one_whose_gate_fails_by_
     store_handover(context, answer="pass", versions=names)
     with context.write_session() as session:
         for version, name in zip((2, 3), names, strict=True):
-            save_adapter(session, replace(adapter(version), cycle_id=NEW_CYCLE))
+            save_adapter(session, with_files(replace(adapter(version), cycle_id=NEW_CYCLE), context.data_dir))
             save_gate(session, replace(GATE, adapter=name), cycle_id=NEW_CYCLE, at=later(80))
-        assert requalify._may_approve(session, find_handover(session, NEW_CYCLE), names)
+        assert requalify._objection(session, names) == ""
         failing = replace(GATE, adapter=names[1], answer=GateAnswer.INCONCLUSIVE)
         save_gate(session, failing, cycle_id=NEW_CYCLE, at=later(85))
         assert f"with {names[1]}, whose gate does not pass" in read_adapter_state(session, names[0]).handover
-        assert not requalify._may_approve(session, find_handover(session, NEW_CYCLE), names[:1])
+        assert "whose gate does not pass" in requalify._objection(session, names[:1])
+    # A person who was shown both has not approved one of them alone.
+    for confirmation, is_approved in ((names, False), (names[:1], True)):
+        approve = requalify._approver(yes=True, confirmation=confirmation)
+        assert approve(context, names[:1]) == is_approved
+
+
+def test_a_fall_of_what_is_live_on_the_new_base_model_needs_a_person(context: Context) -> None:
+    predecessor_of(context)
+    name = "date-reasoning@v2"
+    store_handover(context, answer="pass", versions=[name])
+    with context.write_session() as session:
+        save_adapter(session, replace(adapter(2), cycle_id=NEW_CYCLE))
+        save_gate(session, replace(GATE, adapter=name), cycle_id=NEW_CYCLE, at=later(80))
+    context.event(ATTRIBUTE, StageState.FINISHED, watch=[{"adapter": "seats@v1", "fallen": True}])
+    with context.read_session() as session:
+        assert requalify._objection(session, [name]).endswith("in the environments of seats@v1")
+    assert not requalify._approver(yes=True)(context, [name])
 
 
 def test_an_adapter_is_trained_also_where_a_prompt_would_be_enough(
@@ -523,7 +543,7 @@ def test_what_has_passed_against_the_present_system_is_not_prepared_again(contex
         (["a@v2"], ["a@v2"], [], "Live then: a@v2. The versions of bundled stay live for it"),
         ([], [], [], "Live then: bundled-large alone."),
         (["a@v2", "b@v1"], ["b@v1"], [], "Not live: a@v2. Without them nobody has compared bundled-large with"),
-        (["a@v2"], ["a@v2"], ["c@v1"], "they answer again. c@v1 are for other targets"),
+        (["a@v2"], ["a@v2"], ["c@v1"], "For other targets, without a counterpart on bundled-large yet: c@v1."),
     ],
 )
 def test_the_next_step_is_to_hand_over_only_what_was_compared(
@@ -534,13 +554,16 @@ def test_the_next_step_is_to_hand_over_only_what_was_compared(
     with context.read_session() as session:
         handover = find_handover(session, NEW_CYCLE)
     figures = gather(context)
-    result = requalify.Result(NEW_CYCLE, figures, handover, [], True, live, False, of_other_targets)
+    result = requalify.Result(NEW_CYCLE, figures, handover, [], True, live, "", of_other_targets)
     assert words in requalify._next_step(context.settings, result)
 
 
-@pytest.mark.parametrize(("is_held", "words"), [(False, "the same command with --yes"), (True, "traced approve and")])
-def test_a_held_version_is_decided_by_a_person(context: Context, is_held: bool, words: str) -> None:
-    result = requalify.Result(NEW_CYCLE, gather(context), None, ["a@v2"], False, [], is_held, [])
+@pytest.mark.parametrize(
+    ("objection", "words"),
+    [("", "the same command with --yes"), ("it lost", "traced approve or traced reject, because it lost")],
+)
+def test_a_held_version_is_decided_by_a_person(context: Context, objection: str, words: str) -> None:
+    result = requalify.Result(NEW_CYCLE, gather(context), None, ["a@v2"], False, [], objection, [])
     assert words in requalify._next_step(context.settings, result)
 
 
@@ -559,11 +582,14 @@ def test_a_new_base_model_that_takes_over_alone_has_its_own_success(context: Con
     assert step.gain is not None
     assert (step.success.rate, round(step.gain.difference, 2)) == (0.8, 0.2)
     assert "Closed, as the base model has them: seats." in step_sentence(step)
-    # With versions of an earlier cycle live it does not answer alone.
+    # With versions of an earlier cycle live the success is theirs.
+    rows[INCUMBENT] = episodes(context, INCUMBENT, "desk", "test", 90)
     context.event(INCUMBENT, StageState.FINISHED, composition=asdict(Composition((OLD,))), live=[OLD], promoted_at=None)
     with context.read_session() as session:
         step = live_step(session, NEW_CYCLE, rows, list_stage_events(session, NEW_CYCLE))
-    assert (step.success and step.success.rate, step.gain) == (0.6, None)
+    assert step.success is not None
+    assert step.gain is not None
+    assert (step.success.rate, round(step.gain.difference, 2)) == (0.9, 0.3)
 
 
 def test_an_attempt_after_the_inherited_one_is_the_synthesizers_first(context: Context) -> None:
